@@ -27,9 +27,8 @@ from memagent.engines.base import BaseEngine
 from memagent.engines.replicas import ReplicaFacts, ReplicaReply
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.offload import WorkerPool, offload
-from memagent.rl.distributed.buckets import Filled
-from memagent.rl.distributed.replica import Replica
-from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
+from memagent.rl.distributed.replicas import Replica, ReplicaEngine, open_replicas
+from memagent.rl.distributed.weights import Filled
 from memagent.rl.rollouts.collect import Collection, RolloutSpec
 from memagent.rl.types import AgentTask, Outcome
 from memagent.types import Completion, Message, Sampling, Usage

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from memagent.rl.distributed.buckets import (
+from memagent.rl.distributed.weights import (
     Bucket,
     Filled,
     SharedBuffer,
     TensorSpec,
+    WeightSender,
     buffer_bytes,
     fill,
     opened,
@@ -33,7 +34,6 @@ from memagent.rl.distributed.buckets import (
     split,
     tensors,
 )
-from memagent.rl.distributed.transfer import WeightSender
 
 TENSOR_MB = 32
 Weights = list[tuple[str, torch.Tensor]]
@@ -85,7 +85,7 @@ class Copying:
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
         """Copy from the object store."""
-        from memagent.rl.distributed.transfer import shipped
+        from memagent.rl.distributed.weights import shipped
 
         await asyncio.to_thread(self._copy, shipped(buckets))
 
@@ -114,7 +114,7 @@ class Sending:
 
     def ship(self) -> list[Any]:
         """As a trainer rank."""
-        from memagent.rl.distributed.transfer import ship
+        from memagent.rl.distributed.weights import ship
 
         return ship(self._weights)
 
@@ -150,8 +150,8 @@ async def on_cluster(gb: float, num: int, repeats: int) -> dict[str, float]:
     import ray
 
     from memagent.cluster import open_cluster
-    from memagent.rl.distributed.direct import DirectTransfer
     from memagent.rl.distributed.replicas import ReplicaSync, open_replicas
+    from memagent.rl.distributed.weights import DirectTransfer
 
     seconds = {}
     with open_cluster(min_cpus=2 * num, object_store_gb=2.5 * gb + 0.2) as cluster:

@@ -13,11 +13,15 @@ import pytest
 
 from memagent.cluster import Cluster
 from memagent.rl.backend import RanksLost
-from memagent.rl.distributed.buckets import Bucket, Filled
-from memagent.rl.distributed.direct import DirectTransfer, DirectWay
-from memagent.rl.distributed.replica import EmbeddedModel, EmbeddedReplica, OpenReplica
-from memagent.rl.distributed.replicas import ReplicaEngine, ReplicaSync, open_replicas
-from memagent.rl.distributed.transfer import Route
+from memagent.rl.distributed.replicas import (
+    EmbeddedModel,
+    EmbeddedReplica,
+    OpenReplica,
+    ReplicaEngine,
+    ReplicaSync,
+    open_replicas,
+)
+from memagent.rl.distributed.weights import Bucket, DirectTransfer, DirectWay, Filled, Route
 from memagent.rl.trainer import Trainer
 from memagent.tracking import read_metrics
 from tests.support.cluster_runs import assert_same_training, train
@@ -102,26 +106,7 @@ async def test_a_replica_that_is_killed_during_a_push_costs_that_push_its_way(
         assert ranks.num_shipped == 1, "the next one is direct again"
 
 
-async def test_a_replica_that_is_replaced_gets_the_weights_of_another_one(
-    cluster: Cluster, models: tuple[Path, Path]
-) -> None:
-    notes: list[str] = []
-    async with two_replicas(cluster, embedded(models[0]), notes) as engine:
-        ranks: Any = DriverRanks(named(models[1]))
-        transfer = DirectTransfer(ranks, "broadcast", seconds=20, bucket_bytes=BUCKET_BYTES)
-        await ReplicaSync(engine, ranks.ship, transfer=transfer).push(3)
-        ranks.change(named(models[0]))  # the ranks train on
-        pid = engine.pids[0]
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        await asyncio.gather(*(greedy(engine) for _ in range(4)))
-        await until(lambda: engine.pids[0] not in (None, pid))
-        await assert_all_sample(engine, models[1], 3)
-        assert ranks.num_shipped == 0
-        assert len(notes) == 2
-
-
-async def test_without_another_replica_the_ranks_ship_again_or_the_next_push_is_waited_for(
+async def test_for_a_replaced_replica_the_ranks_ship_again_or_the_next_push_is_waited_for(
     cluster: Cluster, models: tuple[Path, Path]
 ) -> None:
     notes: list[str] = []
@@ -191,9 +176,7 @@ def kill_all(engine: ReplicaEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    "cluster_settings",
-    [{"weight_transfer": "broadcast"}, {"weight_transfer": "ipc", "placement": "colocated"}],
-    ids=WAYS,
+    "cluster_settings", [{"placement": "separate"}, {"placement": "colocated"}], ids=WAYS
 )
 def test_training_is_that_of_one_process(cluster_settings: dict[str, Any], tmp_path: Path) -> None:
     train(tiny_run(tmp_path), tmp_path / "alone")
@@ -223,7 +206,6 @@ def test_replicas_run_ahead_and_one_is_killed_while_all_weights_are_sent_directl
             "address": nodes.address,
             "trainer_ranks": 2,
             "engine_replicas": 2,
-            "weight_transfer": "broadcast",
         }
         watch = train(config, tmp_path / "run", kill)
     records = read_metrics(tmp_path / "run")

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from memagent.errors import ClusterError
-from memagent.rl.distributed.rank_group import RankGroup
+from memagent.rl.distributed.ranks import RankGroup
 from memagent.rl.trainer import Trainer
 from memagent.rl.weights.checkpoint import list_checkpoints
 from tests.support.broken_gpu import REASON, fail
@@ -82,9 +82,8 @@ def test_a_checkpoint_of_two_ranks_resumes_on_another_number_and_in_one_process(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("way", ["object_store", "broadcast"])
 def test_a_rank_that_ends_restarts_all_of_them_from_the_newest_checkpoint(
-    way: str, nodes: Any, files: Path, alone: Path, tmp_path: Path
+    nodes: Any, files: Path, alone: Path, tmp_path: Path
 ) -> None:
     killed: list[int] = []
 
@@ -93,7 +92,7 @@ def test_a_rank_that_ends_restarts_all_of_them_from_the_newest_checkpoint(
             killed.append(step)
             ray.kill(ranks_of(trainer).actors[1])
 
-    watch = train(on_cluster(files, nodes, weight_transfer=way), tmp_path / "run", kill_once)
+    watch = train(on_cluster(files, nodes), tmp_path / "run", kill_once)
     assert watch.steps == [1, 1, 2, 1, 2, 3], "the checkpoint before was that of the warm start"
     assert [note.partition(";")[0] for note in watch.notes] == [
         "one of 2 trainer ranks has ended"

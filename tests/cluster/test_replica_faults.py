@@ -11,9 +11,14 @@ import pytest
 
 from memagent.cluster import Cluster
 from memagent.errors import ClusterError, ConfigError, EngineError
-from memagent.rl.distributed.replica import EmbeddedReplica, OpenReplica, Replica
-from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
-from memagent.rl.distributed.transfer import ship
+from memagent.rl.distributed.replicas import (
+    EmbeddedReplica,
+    OpenReplica,
+    Replica,
+    ReplicaEngine,
+    open_replicas,
+)
+from memagent.rl.distributed.weights import ship
 from tests.support.broken_gpu import REASON, BrokenAtFirst
 from tests.support.ray_nodes import ray_nodes
 from tests.support.replica_models import embedded, expected, greedy, named, until

@@ -21,20 +21,22 @@ import torch.multiprocessing as multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from memagent.errors import EngineError
-from memagent.rl.distributed.buckets import (
+from memagent.rl.distributed.ranks import RankSpec, join_group, open_learner
+from memagent.rl.distributed.replicas import EmbeddedModel, EmbeddedReplica
+from memagent.rl.distributed.vllm_replica import gpu_id, updates_of
+from memagent.rl.distributed.weights import (
     Bucket,
+    GroupSpec,
+    IpcRoute,
     SharedBuffer,
+    WeightGroup,
+    WeightReceiver,
     buffer_bytes,
     fill,
     specs_of,
     split,
 )
-from memagent.rl.distributed.buckets import opened as opened_buffer
-from memagent.rl.distributed.ranks import RankSpec, join_group, open_learner
-from memagent.rl.distributed.replica import EmbeddedModel, EmbeddedReplica
-from memagent.rl.distributed.transfer import IpcRoute, WeightReceiver
-from memagent.rl.distributed.vllm_replica import gpu_id, updates_of
-from memagent.rl.distributed.weight_group import GroupSpec, WeightGroup
+from memagent.rl.distributed.weights import opened as opened_buffer
 from memagent.rl.settings import ModelSettings, TrainConfig, parse_config
 from memagent.rl.types import Group
 from memagent.rl.update.learner import Learner, Ranks

@@ -10,7 +10,7 @@ from memagent.engines.base import BaseEngine, EngineChoice
 from memagent.engines.local.engine import LocalEngine
 
 if TYPE_CHECKING:
-    from memagent.rl.distributed.replica import EmbeddedModel, EmbeddedReplica
+    from memagent.rl.distributed.replicas import EmbeddedModel, EmbeddedReplica
 
 REASON = "CUDA error: an illegal memory access was encountered"
 

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from memagent.rl.distributed.buckets import Bucket, TensorSpec, specs_of
-from memagent.rl.distributed.transfer import Route, WeightSender, ship
+from memagent.rl.distributed.weights import Bucket, Route, TensorSpec, WeightSender, ship, specs_of
 
 
 class DriverRanks:

@@ -6,7 +6,7 @@ from typing import Any
 
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
-from memagent.rl.distributed.replica import EmbeddedReplica
+from memagent.rl.distributed.replicas import EmbeddedReplica
 from memagent.rl.settings import ModelSettings
 from memagent.types import Completion, Sampling
 from tests.support.tiny_models import make_tiny_model

@@ -144,7 +144,7 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
 
 async def publish_during_replies(engine: Any, models: list[Path]) -> int:
     """Publish weights until replies go on over them; even versions are the first model, odd ones the second."""
-    from memagent.rl.distributed.transfer import ship
+    from memagent.rl.distributed.weights import ship
 
     for attempt, seconds in enumerate((0.5, 1.0, 2.0, 4.0, 8.0)):
         version = 4 + 2 * attempt
@@ -194,8 +194,8 @@ async def test_adapters_are_published_to_a_running_server(
     cluster: Cluster, models: list[Path], tmp_path: Path
 ) -> None:
     from memagent.rl.distributed.replicas import open_replicas
-    from memagent.rl.distributed.transfer import ship
     from memagent.rl.distributed.vllm_replica import VllmReplica
+    from memagent.rl.distributed.weights import ship
 
     adapters = [
         make_tiny_adapter(models[0], tmp_path / str(seed), rank=RANK, seed=seed) for seed in (0, 1)

@@ -19,8 +19,8 @@ import pytest
 from memagent.engines.base import open_engine
 from memagent.engines.vllm.engine import CONTROL_VARIABLES, HANDLE_VARIABLES, VllmEngine
 from memagent.errors import EngineError
-from memagent.rl.distributed.buckets import Bucket, TensorSpec
 from memagent.rl.distributed.vllm_replica import TRANSFER_ARGUMENTS, update_request
+from memagent.rl.distributed.weights import Bucket, TensorSpec
 from memagent.types import Sampling
 from tests.support.tiny_models import make_tiny_model
 

@@ -394,12 +394,6 @@ class ClusterSettings(Settings):
     offload: bool = False
     """Keep weights, gradients and optimizer state of the ranks, and the reference weights of the KL term, in CPU
     memory between uses, and step there: slower, for the smallest GPU memory."""
-    weight_transfer: Literal["auto", "object_store", "broadcast", "ipc"] = "auto"
-    """How new weights get to engine replicas. object_store: the first rank puts them into Ray's, and each replica
-    copies them. broadcast: the first rank and the replicas form a group of their own, nccl on GPUs, gloo on CPUs; for
-    separate replicas. ipc: a replica copies from the memory of the rank that it shares its GPU with; for colocated ones.
-    auto: on GPUs broadcast or ipc, as the placement is, on CPUs object_store. A push that fails goes through
-    the object store."""
     start_seconds: float = Field(default=600.0, gt=0)
     """How long an engine replica may take to be ready, its model loaded; at the start and when it is replaced."""
     wait_seconds: float = Field(default=300.0, gt=0)
@@ -414,20 +408,6 @@ class ClusterSettings(Settings):
                 f"{needed} GPUs of engine replicas (`engine_replicas` x `tensor_parallel_size`) cannot share "
                 f"those of {self.trainer_ranks} trainer ranks; lower them, raise `trainer_ranks`, or set "
                 "`placement=separate`"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _weights_can_be_sent(self) -> Self:
-        if self.weight_transfer == "ipc" and self.placement == "separate":
-            raise ValueError(
-                "`weight_transfer=ipc` needs replicas on the GPUs of the ranks; set "
-                "`placement=colocated`, or `weight_transfer=broadcast`"
-            )
-        if self.weight_transfer == "broadcast" and self.placement == "colocated":
-            raise ValueError(
-                "`weight_transfer=broadcast` needs replicas with GPUs of their own; set "
-                "`placement=separate`, or `weight_transfer=ipc`"
             )
         return self
 
@@ -531,19 +511,6 @@ class TrainConfig(Settings):
                 "colocated engine replicas have one GPU each; set `cluster.tensor_parallel_size=1`, or "
                 "`cluster.placement=separate`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _weights_have_a_way(self) -> Self:
-        if self.cluster is None or self.cluster.weight_transfer not in ("broadcast", "ipc"):
-            return self
-        direct = f"`cluster.weight_transfer={self.cluster.weight_transfer}`"
-        if not self.has_replicas:
-            raise ValueError(
-                f"{direct} is for engine replicas, and {self.rollout.engine} runs elsewhere; remove it"
-            )
-        if self.rollout.engine is not None and self.has_adapter:
-            raise ValueError(f"vLLM gets adapters as files: {direct} is for all weights; remove it")
         return self
 
     @model_validator(mode="after")

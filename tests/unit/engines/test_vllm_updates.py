@@ -19,8 +19,8 @@ from memagent.engines.vllm.engine import (
     parse_continuation,
 )
 from memagent.errors import EngineError
-from memagent.rl.distributed.buckets import Bucket, TensorSpec
 from memagent.rl.distributed.vllm_replica import TRANSFER_ARGUMENTS, update_request
+from memagent.rl.distributed.weights import Bucket, TensorSpec
 from memagent.types import Completion, Sampling, Usage
 from tests.support import fake_vllm
 

@@ -19,16 +19,17 @@ import torch
 from memagent.cluster import Bundle, Cluster, open_cluster
 from memagent.engines.base import split_spec
 from memagent.rl.backend import TrainerBackend
-from memagent.rl.distributed.direct import DirectTransfer, DirectWay, transfer_of
-from memagent.rl.distributed.rank_group import COLOCATED_SHARE, RankGroup, open_ranks
-from memagent.rl.distributed.replica import EmbeddedReplica, OpenReplica
+from memagent.rl.distributed.ranks import COLOCATED_SHARE, RankGroup, open_ranks
 from memagent.rl.distributed.replicas import (
+    EmbeddedReplica,
+    OpenReplica,
     ReplicaEngine,
     ReplicaSync,
     open_replicas,
     place_replicas,
 )
 from memagent.rl.distributed.vllm_replica import ADAPTER_CONFIG, VllmReplica
+from memagent.rl.distributed.weights import DirectTransfer, DirectWay, direct_way
 from memagent.rl.settings import TrainConfig
 from memagent.rl.weights.checkpoint import save_adapter_config
 from memagent.rl.weights.models import Trained
@@ -52,7 +53,7 @@ async def open_distributed(
     """Join or start the cluster of a config, and start its trainer ranks. All of it ends with the block."""
     with _joined(config, on_note) as cluster:
         ranks = RankGroup(cluster, config, run_dir, source)
-        way = transfer_of(config, on_gpu=ranks.on_gpu)
+        way = direct_way(config, on_gpu=ranks.on_gpu)
         async with open_ranks(ranks) as backend:
             yield Distributed(cluster=cluster, backend=backend, way=way)
 
@@ -69,7 +70,7 @@ async def try_cluster(
     assert settings is not None
     with _joined(config, on_note) as cluster:
         ranks = RankGroup(cluster, config, Path(), "")
-        transfer_of(config, on_gpu=ranks.on_gpu)
+        direct_way(config, on_gpu=ranks.on_gpu)
         try:
             await ranks.reserve()
             if config.has_replicas and settings.placement == "separate":

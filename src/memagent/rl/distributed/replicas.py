@@ -4,9 +4,15 @@
         sync = ReplicaSync(engine, ranks.ship, transfer=DirectTransfer(ranks, "broadcast"))
         await sync.push(12)                          # all replicas sample from version 12 now
 
+    TrainedReplica(EmbeddedReplica(...))     on a node: the model in the actor's process, on its GPU or CPU
+    TrainedReplica(VllmReplica(...))         on a node: a vLLM server that the actor starts on its GPUs (`vllm_replica.py`)
+
+An opener is sent to the node and called there. What it returns has an engine, takes new weights, and frees its
+memory while it sleeps, for ranks that share the GPU.
+
 A push goes straight from the ranks to the replicas, or through the object store: without a `transfer`, and when a direct
-push fails. After a direct one there is no copy of the weights in the object store; a replica that is replaced has
-another one put its weights there, or the ranks if they have not changed since, or it waits for the next push.
+push fails. After a direct one there is no copy of the weights in the object store: for a replica that is replaced the
+ranks put them there if they have not changed since, else it waits for the next push.
 
 Every completion carries the version of the weights that its replica had. A replica that is replaced gets the newest
 weights before its first call. One that is not ready within `start_seconds` is an error at the start; later, the
@@ -16,24 +22,286 @@ others go on without it, and when none is left for `wait_seconds` the run stops 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import PlacementGroup
+import torch
 
 from memagent.cluster import Bundle, Cluster, OnClusterNote, in_bundle
-from memagent.engines.replicas import Options, ReplicatedEngine, _Place
+from memagent.config import LocalConfig
+from memagent.engines.base import BaseEngine
+from memagent.engines.local.engine import LocalEngine, is_gpu_failure
+from memagent.engines.replicas import (
+    EngineReplica,
+    HostedEngine,
+    Options,
+    ReplicaReply,
+    ReplicatedEngine,
+    _Place,
+    first_line,
+)
 from memagent.errors import EngineError
-from memagent.rl.distributed.direct import DirectTransfer
-from memagent.rl.distributed.replica import OpenReplica, TrainedReplica
-from memagent.rl.distributed.transfer import Received
-from memagent.types import Completion, Message, Sampling
+from memagent.rl.distributed.weights import (
+    Bucket,
+    BufferHandle,
+    DirectTransfer,
+    Filled,
+    Received,
+    Route,
+    WeightReceiver,
+    shipped,
+    tensors,
+)
+from memagent.rl.settings import ModelSettings
+from memagent.rl.weights.models import MergedCopy, Trained, open_model
+from memagent.types import Completion, Message, Sampling, TokenEngine
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
 START_SECONDS = 600.0
 """How long a replica may take to be ready: its model is loaded, its server answers."""
+
+
+class Replica(HostedEngine, Protocol):
+    """An engine that takes weights."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it wants weights that are sent to it."""
+        ...
+
+    async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
+        """Sample from these weights from now on; calls in progress go on."""
+        ...
+
+    async def receive(self, buckets: Iterator[Filled], policy_version: int) -> None:
+        """As `load`, with weights that arrive bucket by bucket on `device`.
+
+        If they do not arrive to the end, nothing is sampled before the next `load` or `receive`.
+        """
+        ...
+
+    async def sleep(self) -> None:
+        """Free the memory of the device. No call may be in progress."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        ...
+
+
+class OpenReplica(Protocol):
+    """Opens a replica, on its node."""
+
+    def __call__(self) -> Replica: ...
+
+
+class TrainedReplica(EngineReplica):
+    """Runs as a Ray actor."""
+
+    _hosted: Replica | None
+
+    def __init__(self, opener: OpenReplica) -> None:
+        super().__init__(opener)
+        self._receiver = WeightReceiver()
+        self._receiving = asyncio.Lock()
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> ReplicaReply:
+        """One reply to a prompt of tokens."""
+        return await self._reply(lambda engine: _generated(engine, prompt_ids, sampling))
+
+    async def load(self, buckets: Sequence[Any], policy_version: int) -> str | None:
+        """Take new weights; None, or why the engine has ended."""
+        return await self._why_ended(self._opened.load(buckets, policy_version))
+
+    async def receive(
+        self, route: Route, buckets: Sequence[Bucket], policy_version: int
+    ) -> Received:
+        """Take new weights that ranks send."""
+        hosted = self._opened
+        async with self._receiving:
+            arriving = self._receiver.received(route, buckets, hosted.device)
+            try:
+                await hosted.receive(arriving, policy_version)
+            except Exception as error:
+                return Received(error=first_line(error), is_alive=hosted.is_alive)
+            finally:
+                arriving.close()
+        return Received()
+
+    async def deliver(self, push: str, handle: BufferHandle, seconds: float) -> str | None:
+        """The rank beside this replica has filled a buffer of a push; None, or why it was not copied."""
+        return await self._receiver.deliver(push, handle, seconds)
+
+    async def abandon(self, key: str) -> None:
+        """The ranks send nothing more of a push; `key` is that of its route."""
+        self._receiver.abandon(key)
+
+    async def sleep(self) -> str | None:
+        """Free the device; None, or why the engine has ended."""
+        return await self._why_ended(self._opened.sleep())
+
+    async def wake(self) -> str | None:
+        """Take the device again; None, or why the engine has ended."""
+        return await self._why_ended(self._opened.wake())
+
+    async def _why_ended(self, working: Awaitable[None]) -> str | None:
+        """Wait for some work; an error that leaves the engine alive is raised."""
+        try:
+            await working
+        except Exception as error:
+            if self._opened.is_alive:
+                raise
+            return first_line(error)
+        return None
+
+    @property
+    def _opened(self) -> Replica:
+        assert self._hosted is not None, "the driver starts a replica first"
+        return self._hosted
+
+
+async def _generated(
+    engine: BaseEngine, prompt_ids: Sequence[int], sampling: Sampling
+) -> Completion:
+    if not isinstance(engine, TokenEngine):
+        raise EngineError(f"{engine.model} takes no prompts of tokens")
+    return await engine.generate(prompt_ids, sampling)
+
+
+# --- the model in the actor's process -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedReplica:
+    """Opens the model of a run in the actor; its own copy of the weights."""
+
+    model: ModelSettings
+    source: str
+    """The model, at the same place on all nodes."""
+    seed: int
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> EmbeddedModel:
+        trained = open_model(self.model, self.source, seed=self.seed)
+        return EmbeddedModel(trained, LocalConfig.parse(dict(self.engine_settings)))
+
+
+class EmbeddedModel:
+    """A local engine on its own copy of the weights, with the adapter merged in if there is one."""
+
+    def __init__(self, trained: Trained, config: LocalConfig) -> None:
+        self._trained = trained
+        self._config = config
+        self.device = trained.model.device
+        self._merged = MergedCopy(trained.loaded) if trained.has_adapter else None
+        loaded = trained.loaded if self._merged is None else self._merged.loaded
+        self._loaded = loaded
+        self._engine: LocalEngine | None = LocalEngine(loaded, config)
+        self._version = 0
+        self._is_partial = False
+        """Whether some weights are new and some are not: nothing is sampled then."""
+        self._holding = ExitStack()
+        self._is_broken = False
+        """Whether the GPU has failed: this process cannot use it any more."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False after an error of the GPU."""
+        return not self._is_broken and (self._engine is None or self._engine.is_alive)
+
+    @property
+    def engine(self) -> LocalEngine:
+        """Raises EngineError while it sleeps."""
+        if self._engine is None:
+            raise EngineError("the engine replica sleeps while the ranks train")
+        return self._engine
+
+    async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
+        """Copy the weights between two steps of the engine; calls in progress go on with them."""
+        with self._noting_failures():
+            await asyncio.to_thread(self.take, shipped(buckets), policy_version)
+
+    async def receive(self, buckets: Iterator[Filled], policy_version: int) -> None:
+        """The same with weights that arrive; see `Replica`."""
+        with self._noting_failures():
+            await asyncio.to_thread(self.take, tensors(buckets), policy_version)
+
+    def take(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """Copy weights by name. After an error nothing is sampled until all weights were taken."""
+        parameters = dict(self._trained.parameters)
+        coming = iter(weights)
+        first = next(coming, None)  # until it is there, nothing has changed
+        if first is None:
+            return
+        if not self._is_partial:
+            self._holding.enter_context(self.engine.hold())
+        self._is_partial = True
+        with self.engine.changing_weights(policy_version), torch.no_grad():
+            for name, value in chain([first], coming):
+                parameters[name].copy_(value)
+            if self._merged is not None:
+                self._merged.refresh()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()  # the engine computes in a stream of its own
+        self._version, self._is_partial = policy_version, False
+        self._holding.close()
+
+    async def sleep(self) -> None:
+        """Drop the KV cache and move the weights to the CPU."""
+        await self.aclose()
+        with self._noting_failures():
+            self._move(torch.device("cpu"))
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    async def wake(self) -> None:
+        """The weights are those from before; the cache is empty."""
+        if self._engine is not None:
+            return
+        with self._noting_failures():
+            self._move(self.device)
+            self._engine = LocalEngine(self._loaded, self._config)
+            self._engine.weights_changed(self._version)
+        if self._is_partial:
+            self._holding.enter_context(self._engine.hold())
+
+    async def aclose(self) -> None:
+        """Stop the engine's thread."""
+        self._is_broken = not self.is_alive
+        engine, self._engine = self._engine, None
+        self._holding.close()
+        if engine is not None:
+            await engine.aclose()
+
+    @contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        """Note errors of the GPU outside of the engine."""
+        try:
+            yield
+        except Exception as error:
+            self._is_broken = self._is_broken or is_gpu_failure(error)
+            raise
+
+    def _move(self, device: torch.device) -> None:
+        for model in (self._trained.model, self._loaded.model):
+            model.to(device)  # type: ignore[arg-type]
+
+
+# --- in the driver --------------------------------------------------------------------------------
 
 
 class TextCodec(Protocol):
@@ -116,7 +384,7 @@ class ReplicaEngine(ReplicatedEngine):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._exchange = asyncio.Lock()
-        """Held while weights are given to replicas or read from one."""
+        """Held while weights are given to replicas, or put into the object store for one."""
         self._awake = asyncio.Event()
         """Not set while the replicas sleep: none is started then, because ranks use the GPUs."""
         self._awake.set()
@@ -136,11 +404,11 @@ class ReplicaEngine(ReplicatedEngine):
         self,
         policy_version: int,
         ship: Callable[[], Awaitable[Sequence[Any]]],
-        transfer: DirectTransfer,
+        transfer: DirectTransfer | None,
     ) -> None:
-        """As `publish`, straight from the ranks; through the object store if that fails."""
+        """As `publish`, straight from the ranks; through the object store without a `transfer`, and if that fails."""
         async with self._exchange:
-            if not await self._transferred(transfer, policy_version):
+            if transfer is None or not await self._transferred(transfer, policy_version):
                 await self._load_all(await ship(), policy_version)
         await self._await_one()
 
@@ -159,6 +427,8 @@ class ReplicaEngine(ReplicatedEngine):
         await super()._replace(place)
 
     async def _prepare(self, place: _Place, limit: asyncio.Timeout) -> None:
+        from ray.exceptions import RayError
+
         if not self._awake.is_set():  # the others have fallen asleep while it started
             await self._sleeping(place, limit)
         loaded = None
@@ -172,33 +442,19 @@ class ReplicaEngine(ReplicatedEngine):
             try:
                 reason = await place.actor.load.remote(buckets, loaded.version)
             except RayError:
-                if (
-                    loaded.is_sent
-                ):  # who put them there may be gone: the next attempt needs another copy
+                if loaded.is_sent:  # the ranks that put them there may be gone
                     loaded.buckets = None
                 raise
             if reason is not None:
                 raise EngineError(f"{self._name(place)} ended while it took its weights: {reason}")
 
     async def _stored(self, published: _Published) -> Sequence[Any] | None:
-        """Weights in the object store; those that were sent directly are put there by who has them."""
+        """Weights in the object store; those that were sent directly are put there by the ranks, as long as they have them."""
         async with self._exchange:
             if published.buckets is None and published is self._published and published.is_sent:
-                published.buckets = await self._shared()
+                assert self._transfer is not None
+                published.buckets = await self._transfer.ship_again()
         return published.buckets
-
-    async def _shared(self) -> Sequence[Any] | None:
-        assert self._transfer is not None
-        for place in [place for place in self._places if place.is_ready]:
-            actor = place.actor
-            try:
-                buckets: Sequence[Any] | None = await actor.share.remote()
-            except RayActorError as error:
-                self._lost(place, actor, error)
-                continue
-            if buckets is not None:
-                return buckets
-        return await self._transfer.ship_again()
 
     async def _sleeping(self, place: _Place, limit: asyncio.Timeout) -> None:
         """Have a new replica sleep until the others wake, however long the ranks train."""
@@ -249,6 +505,8 @@ class ReplicaEngine(ReplicatedEngine):
 
     def _heard(self, place: _Place, actor: Any, received: Received | BaseException) -> str | None:
         """Why a replica that is left has not all weights."""
+        from ray.exceptions import RayActorError
+
         if isinstance(received, RayActorError):
             self._lost(place, actor, received)
             return None
@@ -266,6 +524,8 @@ class ReplicaEngine(ReplicatedEngine):
         await asyncio.gather(*(self._load(place, buckets, policy_version) for place in ready))
 
     async def _load(self, place: _Place, buckets: Sequence[Any], policy_version: int) -> None:
+        from ray.exceptions import RayActorError, RayError
+
         actor = place.actor
         try:
             reason = await actor.load.remote(buckets, policy_version)
@@ -334,19 +594,11 @@ class ReplicaSync:
 
     async def push(self, policy_version: int) -> None:
         """Calls in progress go on with the new weights. Colocated replicas wake."""
-        if self._transfer is not None and self._transfer.is_usable:
-            await self._wake()
-            await self._engine.push(policy_version, self._ship, self._transfer)
-            return
-        buckets = await self._ship()
-        await self._wake()
-        await self._engine.publish(buckets, policy_version)
+        if self._is_colocated:
+            await self._engine.wake()
+        await self._engine.push(policy_version, self._ship, self._transfer)
 
     async def release(self) -> None:
         """Colocated replicas sleep until the next `push`."""
         if self._is_colocated:
             await self._engine.sleep()
-
-    async def _wake(self) -> None:
-        if self._is_colocated:
-            await self._engine.wake()

@@ -32,9 +32,8 @@ from memagent.engines.vllm.engine import CONTROL_VARIABLES, HANDLE_VARIABLES, Vl
 from memagent.engines.vllm.servers import visible_gpus
 from memagent.errors import ConfigError, MachineError
 from memagent.launcher import end_servers
-from memagent.rl.distributed.buckets import Bucket, Filled, cuda_handle
-from memagent.rl.distributed.replica import Replica
-from memagent.rl.distributed.transfer import shipped
+from memagent.rl.distributed.replicas import Replica
+from memagent.rl.distributed.weights import Bucket, Filled, cuda_handle, shipped
 from memagent.rl.weights.models import open_outside
 from memagent.rl.weights.sync import LoraEndpoint
 
@@ -129,9 +128,6 @@ class _Vllm:
         except BaseException:
             await asyncio.to_thread(end_servers, self.engine.servers)
             raise
-
-    def share(self) -> None:
-        """vLLM does not hand out its weights."""
 
     async def _while_alive(self, working: Awaitable[None]) -> None:
         """Wait for work of the server, as long as it is there."""

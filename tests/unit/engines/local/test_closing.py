@@ -18,7 +18,7 @@ from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.generator import Generator
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import EngineError, MachineError
-from memagent.rl.distributed.replica import EmbeddedModel
+from memagent.rl.distributed.replicas import EmbeddedModel
 from memagent.rl.weights.models import MergedCopy
 from memagent.types import Sampling
 from tests.support.replica_models import embedded, greedy

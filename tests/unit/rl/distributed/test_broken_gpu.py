@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from memagent.errors import MachineError
-from memagent.rl.distributed.buckets import Bucket, Filled
-from memagent.rl.distributed.replica import EmbeddedModel, TrainedReplica
+from memagent.rl.distributed.replicas import EmbeddedModel, TrainedReplica
+from memagent.rl.distributed.weights import Bucket, Filled
 from memagent.types import Sampling
 from tests.support.broken_gpu import REASON, BrokenAtFirst, break_gpu, fail
 from tests.support.replica_models import MESSAGES, embedded

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent.rl.distributed.buckets import (
+from memagent.rl.distributed.weights import (
     Bucket,
     SharedBuffer,
     TensorSpec,

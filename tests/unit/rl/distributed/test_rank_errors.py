@@ -4,7 +4,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from memagent.errors import ConfigError
 from memagent.rl.backend import RanksLost
-from memagent.rl.distributed.rank_group import worst_of
+from memagent.rl.distributed.ranks import worst_of
 
 
 def failed(cause: Exception) -> RayTaskError:

@@ -12,9 +12,8 @@ import pytest
 from memagent.cluster import Cluster
 from memagent.engines.local.loading import load
 from memagent.errors import PromptTooLong
-from memagent.rl.distributed.direct import DirectTransfer, DirectWay
 from memagent.rl.distributed.replicas import ReplicaEngine, ReplicaSync, open_replicas
-from memagent.rl.distributed.transfer import ship
+from memagent.rl.distributed.weights import DirectTransfer, DirectWay, ship
 from memagent.types import Completion, Sampling
 from tests.support.driver_ranks import DriverRanks
 from tests.support.ray_nodes import ray_nodes

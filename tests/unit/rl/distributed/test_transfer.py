@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from memagent.errors import ConfigError
-from memagent.rl.distributed.buckets import SharedBuffer, specs_of, split, tensors
-from memagent.rl.distributed.direct import transfer_of
-from memagent.rl.distributed.transfer import BroadcastRoute, IpcRoute, WeightReceiver, WeightSender
-from memagent.rl.distributed.weight_group import GroupSpec
+from memagent.rl.distributed.weights import (
+    BroadcastRoute,
+    GroupSpec,
+    IpcRoute,
+    SharedBuffer,
+    WeightReceiver,
+    WeightSender,
+    direct_way,
+    specs_of,
+    split,
+    tensors,
+)
 from memagent.rl.settings import parse_config
 from tests.support.replica_models import embedded, expected, greedy, named
 from tests.support.tiny_models import make_tiny_model
@@ -208,17 +215,15 @@ LORA = {"source": "m", "lora_rank": 8}
 @pytest.mark.parametrize(
     ("cluster", "rollout", "model", "on_gpu", "way"),
     [
-        ({}, {}, {}, False, None),
+        ({}, {}, {}, False, "broadcast"),
         ({}, {}, {}, True, "broadcast"),
         ({}, VLLM, {}, True, "broadcast"),
+        ({}, VLLM, {}, False, None),
         ({}, VLLM, LORA, True, None),
         ({}, {}, LORA, True, "broadcast"),
         ({}, {"engine": "openai:m"}, LORA, True, None),
         ({"placement": "colocated"}, {}, {}, True, "ipc"),
-        ({"placement": "colocated"}, {}, {}, False, None),
-        ({"weight_transfer": "broadcast"}, {}, {}, False, "broadcast"),
-        ({"weight_transfer": "ipc", "placement": "colocated"}, {}, {}, False, "ipc"),
-        ({"weight_transfer": "object_store"}, {}, {}, True, None),
+        ({"placement": "colocated"}, {}, {}, False, "ipc"),
     ],
 )
 def test_the_way_of_weights_follows_placement_devices_and_engine(
@@ -229,7 +234,7 @@ def test_the_way_of_weights_follows_placement_devices_and_engine(
     on_gpu: bool,
     way: str | None,
 ) -> None:
-    assert transfer_of(config(cluster, rollout, model), on_gpu=on_gpu) == way
+    assert direct_way(config(cluster, rollout, model), on_gpu=on_gpu) == way
 
 
 def config(cluster: dict[str, Any], rollout: dict[str, Any], model: dict[str, Any]) -> Any:
@@ -237,34 +242,3 @@ def config(cluster: dict[str, Any], rollout: dict[str, Any], model: dict[str, An
     return parse_config(
         {"model": model or {"source": "m"}, "cluster": cluster, "rollout": rollout, "tasks": tasks}
     )
-
-
-def test_vllm_on_cpus_takes_no_weights_directly() -> None:
-    with pytest.raises(ConfigError, match=r"`cluster.weight_transfer=broadcast` needs GPUs"):
-        transfer_of(config({"weight_transfer": "broadcast"}, VLLM, {}), on_gpu=False)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "rollout", "model", "message"),
-    [
-        ({"weight_transfer": "ipc"}, {}, {}, r"`weight_transfer=ipc` needs replicas on the GPUs"),
-        (
-            {"weight_transfer": "broadcast", "placement": "colocated"},
-            {},
-            {},
-            r"`weight_transfer=broadcast` needs replicas with GPUs of their own",
-        ),
-        (
-            {"weight_transfer": "broadcast"},
-            {"engine": "openai:m"},
-            LORA,
-            r"is for engine replicas, and openai:m runs elsewhere; remove it",
-        ),
-        ({"weight_transfer": "broadcast"}, VLLM, LORA, r"vLLM gets adapters as files"),
-    ],
-)
-def test_ways_that_cannot_work_are_refused_before_the_start(
-    cluster: dict[str, Any], rollout: dict[str, Any], model: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config(cluster, rollout, model)

@@ -10,8 +10,8 @@ import torch
 
 from memagent.engines.vllm.engine import CONTROL_VARIABLES, HANDLE_VARIABLES
 from memagent.errors import ConfigError, EngineError
-from memagent.rl.distributed.buckets import Bucket, Filled, TensorSpec
 from memagent.rl.distributed.vllm_replica import VllmReplica, peft_name
+from memagent.rl.distributed.weights import Bucket, Filled, TensorSpec
 from tests.support import fake_vllm
 
 
