@@ -94,7 +94,7 @@ def run_config(folder: Path, model: Path, *, offload: bool) -> TrainConfig:
 
 def trained(learner: Learner, groups: list[Group], folder: Path) -> list[dict[str, float]]:
     """Metrics of two steps, after which it is saved."""
-    learner.begin(learner.config.optim, num_steps=2, num_done=0)
+    learner.begin(learner.config.optim, num_steps=2)
     metrics = [learner.update(groups, policy_version=step) for step in range(2)]
     folder.mkdir()
     learner.save(folder)

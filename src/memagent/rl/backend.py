@@ -5,7 +5,7 @@
 
     backend.facts                                   what is trained
     await backend.load(checkpoint, with_optimizer=True)
-    await backend.begin(config.optim, num_steps=60, num_done=0)
+    await backend.begin(config.optim, num_steps=60)
     await backend.keep_reference(path)              for the KL term
     await backend.update(groups, policy_version=12)
     await backend.weights()                         to publish
@@ -81,9 +81,9 @@ class TrainerBackend(ABC):
         """Take the weights of a checkpoint, and for the next `begin` the state of its optimizer."""
         await self._call("load", checkpoint, with_optimizer=with_optimizer)
 
-    async def begin(self, settings: OptimSettings, *, num_steps: int, num_done: int) -> int:
+    async def begin(self, settings: OptimSettings, *, num_steps: int) -> int:
         """Start or continue a phase with its own optimizer; the position in its learning-rate schedule."""
-        return int(await self._call("begin", settings, num_steps=num_steps, num_done=num_done))
+        return int(await self._call("begin", settings, num_steps=num_steps))
 
     async def end(self) -> None:
         """End a phase."""

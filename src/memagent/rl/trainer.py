@@ -23,7 +23,7 @@ import json
 import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -55,13 +55,12 @@ from memagent.rl.weights.checkpoint import (
     disk_errors,
     export,
     latest_checkpoint,
-    list_checkpoints,
     new_checkpoint,
     random_state,
     read_state,
     restore_random_state,
 )
-from memagent.rl.weights.sync import SYNC, release
+from memagent.rl.weights.sync import SYNC
 from memagent.run_files import check_tree, write_file
 from memagent.runs import Run, read_manifest
 from memagent.tracking import METRICS, TENSORBOARD, Tracker
@@ -417,14 +416,12 @@ class Trainer:
         if settings is None or lessons is None or self.is_warm:
             return
         progress, backend = self.progress, self.setup.backend
-        first = await backend.begin(
-            settings.optim, num_steps=settings.steps, num_done=progress.warm_step
-        )
+        first = await backend.begin(settings.optim, num_steps=settings.steps)
         self._callbacks.on_phase(
             "warm_start", num_done=progress.warm_step, num_steps=settings.steps
         )
         self._pace = Pace()
-        await release(self.setup.sync)
+        await self.setup.sync.release()
         for batch in ahead(lessons, progress.warm_step, settings.steps):
             if self._limit.is_over:
                 break
@@ -467,7 +464,7 @@ class Trainer:
         config, progress = self.config, self.progress
         self._callbacks.on_phase("train", num_done=progress.step, num_steps=config.steps)
         backend = self.setup.backend
-        await backend.begin(config.optim, num_steps=config.steps, num_done=progress.step)
+        await backend.begin(config.optim, num_steps=config.steps)
         if config.objective.kl_coef:
             with disk_errors(self.run_dir / REFERENCE):
                 await backend.keep_reference(self.run_dir / REFERENCE)
@@ -493,7 +490,7 @@ class Trainer:
         number = self.progress.step + 1
         found = await self._gatherer.gather(number, tasks)
         rolled = perf_counter()
-        await release(self.setup.sync)
+        await self.setup.sync.release()
         is_served = self.config.rollout.engine is not None and self.config.rollout.sync != "none"
         self._num_checked = await check_longer(
             found.groups,
@@ -641,7 +638,6 @@ class Trainer:
         forget_rollouts(self.run_dir, until=progress.step)
 
     def _restore(self) -> None:
-        _rename_checkpoints(self.run_dir)
         checkpoint = latest_checkpoint(self.run_dir)
         if checkpoint is None:
             return
@@ -660,18 +656,6 @@ class Trainer:
         shutil.rmtree(final, ignore_errors=True)  # of the same run with fewer steps
         export(checkpoint, final)
         return final
-
-
-def _rename_checkpoints(run_dir: Path) -> None:
-    """Give checkpoints of earlier versions, numbered over both phases, the names of today.
-
-    In ascending order, so that the newest one comes last at any moment.
-    """
-    for path in list_checkpoints(run_dir):
-        with suppress(RunError):  # a damaged one is named where it is used
-            name = _progress_of(read_state(path), path).checkpoint
-            if path.name != name and not path.with_name(name).exists():
-                path.rename(path.with_name(name))
 
 
 def _progress_of(state: dict[str, Any], checkpoint: Path) -> TrainProgress:

@@ -54,7 +54,7 @@ async def test_a_phase_continues_with_the_optimizer_of_its_checkpoint(
 ) -> None:
     backend = LocalBackend(Learner(config, trained))
     optim = OptimSettings(lr=0.1)
-    assert await backend.begin(optim, num_steps=9, num_done=0) == 0
+    assert await backend.begin(optim, num_steps=9) == 0
     before = values_of(trained)
     for _ in range(2):
         await backend.update([], policy_version=0)
@@ -62,9 +62,9 @@ async def test_a_phase_continues_with_the_optimizer_of_its_checkpoint(
     disturb(trained)
     await backend.load(tmp_path, with_optimizer=True)
     assert all(torch.equal(before[name], one) for name, one in trained.parameters)
-    assert await backend.begin(optim, num_steps=9, num_done=0) == 2
+    assert await backend.begin(optim, num_steps=9) == 2
     await backend.load(tmp_path, with_optimizer=False)
-    assert await backend.begin(optim, num_steps=9, num_done=0) == 0
+    assert await backend.begin(optim, num_steps=9) == 0
 
 
 @pytest.mark.parametrize("offload", [False, True])

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError, RunError
@@ -430,37 +429,6 @@ def test_a_scratch_model_without_a_checkpoint_is_built_again(files: Path, tmp_pa
     newest = latest_checkpoint(folder)
     assert newest is not None
     assert load(str(newest / "model")).model.config.hidden_size == 48
-
-
-def test_a_checkpoint_without_a_counter_of_the_schedule_resumes_at_its_step(
-    files: Path, whole: Path, tmp_path: Path
-) -> None:
-    """As earlier versions wrote them: the position was the number of finished steps."""
-    folder = tmp_path / "run"
-    assert not run(tiny_run(files), folder, Stop("train", 1))
-    newest = latest_checkpoint(folder)
-    assert newest is not None
-    state = load_file(newest / "optimizer.safetensors")
-    assert state.pop("schedule_step") == 1
-    save_file({**state, "num_done": torch.tensor(2)}, newest / "optimizer.safetensors")
-    assert run({}, folder)
-    assert metrics_of(folder) == metrics_of(whole)
-
-
-def test_checkpoints_numbered_over_both_phases_are_renamed(
-    files: Path, whole: Path, tmp_path: Path
-) -> None:
-    """As earlier versions wrote them: step 1 after a warm start of 6 steps was step-000007."""
-    folder = tmp_path / "run"
-    assert not run(tiny_run(files), folder, Stop("train", 1))
-    checkpoints = folder / "checkpoints"
-    (checkpoints / "warm-000006").rename(checkpoints / "step-000006")
-    (checkpoints / "step-000001").rename(checkpoints / "step-000007")
-    assert not run({}, folder, Stop("train", 2))
-    assert latest_checkpoint(folder) == checkpoints / "step-000002"
-    assert run({}, folder)
-    assert metrics_of(folder) == metrics_of(whole)
-    assert not (checkpoints / "step-000007").exists()
 
 
 def test_only_training_runs_are_resumed(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def _adapter_config(trained: Trained) -> str | None:
         return (Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8")
 
 
-class DriverCopy:
+class DriverCopy(WeightSync):
     """Gives the weights of the ranks to the model in the driver, which an engine there runs on or reads."""
 
     def __init__(self, backend: TrainerBackend, trained: Trained, inner: WeightSync) -> None:

@@ -66,6 +66,7 @@ from memagent.rl.distributed.weights import (
 )
 from memagent.rl.settings import ModelSettings
 from memagent.rl.weights.models import MergedCopy, Trained, open_model
+from memagent.rl.weights.sync import WeightSync
 from memagent.types import Completion, Message, Sampling, TokenEngine
 
 if TYPE_CHECKING:
@@ -567,7 +568,7 @@ async def suspended(limit: asyncio.Timeout) -> AsyncIterator[None]:
     limit.reschedule(None if due is None else due + loop.time() - started)
 
 
-class ReplicaSync:
+class ReplicaSync(WeightSync):
     """Publishes new weights to replicas."""
 
     def __init__(

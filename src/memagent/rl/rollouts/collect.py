@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -261,7 +261,12 @@ class Collection:
     def _draw(self) -> None:
         """Start further tasks while they are needed and there is room."""
         self._is_held = False
-        while self._needs_more() and len(self._open) < self._max_open:
+        wanted, spare = self._num_groups, self._max_unwanted
+        while len(self._open) < self._max_open:
+            if wanted is not None and self.stats.num_groups + len(self._open) >= wanted:
+                return
+            if wanted is not None and spare is not None and len(self._order) >= wanted + spare:
+                return
             if not self._may_start():
                 self._is_held = True
                 return
@@ -270,15 +275,6 @@ class Collection:
                 self._tasks = iter(())
                 return
             self._start(task)
-
-    def _needs_more(self) -> bool:
-        if self._num_groups is None:
-            return True
-        num_found = self.stats.num_groups + len(self._open)
-        spare = self._max_unwanted
-        return num_found < self._num_groups and (
-            spare is None or len(self._order) < self._num_groups + spare
-        )
 
     def _start(self, task: AgentTask) -> None:
         if task.id in self._order:
@@ -390,7 +386,24 @@ class _Attempts:
                 "calls": session.seconds,
                 "reward": perf_counter() - answered,
             }
-            rollout = self._rollout(task, key[1], outcome, reward, session, times)
+            samples = session.recorder.samples()
+            rollout = Rollout(
+                task_id=task.id,
+                index=key[1],
+                samples=samples,
+                reward=reward if spec.shape is None else reward + spec.shape(session.replies),
+                trace=outcome.trace,
+                metrics={
+                    **{name: float(value) for name, value in outcome.metrics.items()},
+                    "unshaped_reward": reward,
+                    "calls": float(session.usage.calls),
+                    "rows": float(len(samples)),
+                    "prompt_tokens": float(session.usage.prompt_tokens),
+                    "sampled_tokens": float(session.usage.completion_tokens),
+                    **{f"time/{name}": value for name, value in times.items()},
+                },
+                record=dict(outcome.record),
+            )
             error = None
         except (Exception, SystemExit, asyncio.CancelledError) as raised:
             if not is_failure(raised):
@@ -411,35 +424,6 @@ class _Attempts:
                 record={"traceback": "".join(traceback.format_exception(error))},
             )
         return _Attempt(rollout=rollout, usage=session.usage, error=error)
-
-    def _rollout(
-        self,
-        task: AgentTask,
-        index: int,
-        outcome: Outcome,
-        reward: float,
-        session: Session,
-        times: Mapping[str, float],
-    ) -> Rollout:
-        samples = session.recorder.samples()
-        usage, shape = session.usage, self._spec.shape
-        return Rollout(
-            task_id=task.id,
-            index=index,
-            samples=samples,
-            reward=reward if shape is None else reward + shape(session.replies),
-            trace=outcome.trace,
-            metrics={
-                **{name: float(value) for name, value in outcome.metrics.items()},
-                "unshaped_reward": reward,
-                "calls": float(usage.calls),
-                "rows": float(len(samples)),
-                "prompt_tokens": float(usage.prompt_tokens),
-                "sampled_tokens": float(usage.completion_tokens),
-                **{f"time/{name}": value for name, value in times.items()},
-            },
-            record=dict(outcome.record),
-        )
 
 
 async def run_agent(

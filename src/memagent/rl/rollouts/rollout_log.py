@@ -57,14 +57,14 @@ class RolloutLog:
 
     def add(self, rollout: Rollout) -> None:
         """Append a rollout."""
-        self._append(_line(rollout))
+        self._append(rollout_to_dict(rollout))
 
     def add_wave(self, rollouts: Sequence[Rollout]) -> None:
         """Append the rollouts of a wave, all or none. Those of an unfinished wave are removed first."""
         if self._rest:
             truncate(self._path, self._waves_end)
             self._rest = []
-        self._append(*map(_line, rollouts), json.dumps({WAVE: len(rollouts)}).encode())
+        self._append(*map(rollout_to_dict, rollouts), {WAVE: len(rollouts)})
 
     def close(self) -> None:
         """Close the file."""
@@ -76,9 +76,9 @@ class RolloutLog:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _append(self, *lines: bytes) -> None:
+    def _append(self, *records: dict[str, Any]) -> None:
         try:
-            self._lines.append(*lines)
+            self._lines.append(*(json.dumps(record).encode() for record in records))
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -175,10 +175,6 @@ def rollout_from_dict(values: Mapping[str, Any]) -> Rollout:
         raise RunError(
             f"a saved rollout is damaged ({type(error).__name__}: {reason}); remove it to sample it again"
         ) from None
-
-
-def _line(rollout: Rollout) -> bytes:
-    return json.dumps(rollout_to_dict(rollout)).encode()
 
 
 def _for_people(rollout: Rollout) -> dict[str, Any]:

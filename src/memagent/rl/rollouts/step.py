@@ -73,10 +73,6 @@ class StepRollouts:
         """Groups that were replaced."""
         return len(self.all_groups) - len(self.groups)
 
-    def count(self, stats: RolloutStats) -> None:
-        """Add the tokens of a collection."""
-        self.num_computed += stats.usage.prompt_tokens + stats.usage.completion_tokens
-
 
 def open_gatherer(
     setup: Setup,
@@ -286,14 +282,15 @@ class FreeGatherer(Gatherer):
         self, taken: Sequence[int], num_dropped: int, collection: Collection, tasks: TasksAhead
     ) -> StepRollouts:
         groups = [self._finished.pop(position) for position in taken]
+        used = collection.stats.usage
         found = StepRollouts(
             groups=groups,
             all_groups=[*groups, *self._unwanted],
             num_dropped=num_dropped,
+            num_computed=used.prompt_tokens + used.completion_tokens,
             position=tasks.position,
             pending=[*self._admission.outstanding, *self._pending],
         )
-        found.count(collection.stats)
         collection.restart_stats()
         self._unwanted = []
         for group in found.all_groups:
@@ -358,7 +355,8 @@ class WaveGatherer(Gatherer):
         async with collection:
             groups = await collection.all()
         log.add_wave([rollout for group in groups for rollout in group.rollouts])
-        found.count(collection.stats)
+        used = collection.stats.usage
+        found.num_computed += used.prompt_tokens + used.completion_tokens
         return groups
 
 

@@ -2,7 +2,7 @@
 
     learner = Learner(config, trained)                # alone; one of four has ranks=Ranks(rank=1, num=4)
     learner.load(checkpoint, with_optimizer=True)     # of a run that is resumed
-    learner.begin(config.optim, num_steps=config.steps, num_done=12)
+    learner.begin(config.optim, num_steps=config.steps)
     metrics = learner.update(groups, policy_version=12)
     learner.save(folder)
 
@@ -114,19 +114,12 @@ class Learner:
         load_weights(self.trained.model, checkpoint)
         self._checkpoint = checkpoint if with_optimizer else None
 
-    def begin(self, settings: OptimSettings, *, num_steps: int, num_done: int) -> int:
-        """Start or continue a phase, with its own optimizer; the position in its learning-rate schedule.
-
-        `num_done` steps of the phase are in the checkpoint that was loaded.
-        """
+    def begin(self, settings: OptimSettings, *, num_steps: int) -> int:
+        """Start or continue a phase, with its own optimizer; the position in its learning-rate schedule."""
         self.end()
         optimizer = Optimizer(self.trained.parameters, settings, num_steps=num_steps)
         if self._checkpoint is not None:
-            state = read_optimizer(self._checkpoint, optimizer.state_like)
-            # checkpoints of earlier versions have no counter of the schedule: it was the number of steps
-            state.setdefault("schedule_step", torch.tensor(num_done))
-            state.pop("num_done", None)
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(read_optimizer(self._checkpoint, optimizer.state_like))
             self._checkpoint = None
         self._optimizer = optimizer
         return optimizer.schedule_step
@@ -151,7 +144,7 @@ class Learner:
         """A step of supervised fine-tuning; its metrics."""
         optimizer = self._current
         optimizer.schedule_step = max(optimizer.schedule_step, min_schedule_step)
-        packs = packed(rows, self.config.update)
+        packs = pack(rows, max_tokens=self.config.update.max_tokens)
         with memory_errors():
             stats = accumulate_sft(self.policy, self.ranks.share(packs), scale=self.ranks.num)
             stepped = optimizer.step()
@@ -320,7 +313,10 @@ class _Packs(NamedTuple):
             sum(row.sample.num_sampled for row in rows) for rows in (step.idle, some)
         )
         factor = num_all / num_some if num_some else 1.0
-        return cls(packed(step.rows, settings), packed(some, settings), factor)
+        most_tokens = settings.max_tokens
+        return cls(
+            pack(step.rows, max_tokens=most_tokens), pack(some, max_tokens=most_tokens), factor
+        )
 
 
 def sample_turns(rows: Sequence[TrainingRow], max_tokens: int) -> list[TrainingRow]:
@@ -330,11 +326,6 @@ def sample_turns(rows: Sequence[TrainingRow], max_tokens: int) -> list[TrainingR
         turns.setdefault((row.group, row.turn), []).append(row)
     stride = max(1, -(-num_row_tokens(rows) // max_tokens))
     return [row for key in sorted(turns)[::stride] for row in turns[key]]
-
-
-def packed(rows: Sequence[TrainingRow], settings: UpdateSettings) -> list[Pack]:
-    """Rows, packed as the settings say."""
-    return pack(rows, max_tokens=settings.max_tokens)
 
 
 @contextmanager

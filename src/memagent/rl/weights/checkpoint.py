@@ -343,9 +343,8 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(values), gauss))
     stored = np.frombuffer(base64.b64decode(state["torch"]), dtype=np.uint8)
     torch.set_rng_state(torch.from_numpy(stored.copy()))
-    if "numpy" in state:  # checkpoints of earlier versions have none
-        kind, keys, *rest = state["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
 
 # --- weights --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
                    caches are dropped; with asynchronous rollouts calls in progress continue on the new copy
     LoraEndpoint   save the adapter ──▶ RUN/sync/v000012-1f09ae ──▶ each endpoint loads it ──▶ calls name
                    it as their model ──▶ the previous one is unloaded and removed
-    Frozen         the engine keeps its weights
+    WeightSync     the engine keeps its weights
 
     sync = open_sync(config.rollout, engine, trained, run)
     await sync.push(12)          # replies are now sampled by version 12
@@ -24,7 +24,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.engine import LocalEngine
@@ -42,35 +42,22 @@ IDLE_SECONDS = 0.005
 """Poll interval while an engine finishes cancelled calls."""
 
 
-class WeightSync(Protocol):
-    """Gives new weights to an engine."""
+class WeightSync:
+    """Gives new weights to an engine; this one keeps those before the first step."""
 
     @property
     def policy_version(self) -> int:
         """The version of the weights that sample replies."""
-        ...
+        return 0
 
     async def push(self, policy_version: int) -> None:
         """Make the engine sample from the current weights.
 
         No call may be in progress, unless rollouts are asynchronous.
         """
-        ...
-
-
-@runtime_checkable
-class SharesDevices(Protocol):
-    """A way whose engine shares devices with the trainer."""
 
     async def release(self) -> None:
-        """Free the devices, until the next push."""
-        ...
-
-
-async def release(sync: WeightSync) -> None:
-    """The trainer is about to update: an engine that shares its devices frees them."""
-    if isinstance(sync, SharesDevices):
-        await sync.release()
+        """The trainer is about to update: an engine that shares its devices frees them until the next push."""
 
 
 def open_sync(
@@ -87,7 +74,7 @@ def open_sync(
         assert isinstance(engine, LocalEngine), "the trained weights are in a local engine"
         return Colocated(engine, merged, while_running=settings.asynchronous)
     if settings.sync == "none":
-        return Frozen()
+        return WeightSync()
     from memagent.engines.openai import EndpointEngine
 
     if not isinstance(engine, EndpointEngine):
@@ -103,7 +90,7 @@ def open_sync(
     )
 
 
-class Colocated:
+class Colocated(WeightSync):
     """An engine in this process, on the parameters in training or on a merged copy of them."""
 
     def __init__(
@@ -135,19 +122,7 @@ class Colocated:
                 self._merged.refresh()
 
 
-class Frozen:
-    """An engine that keeps its weights: those before the first step."""
-
-    @property
-    def policy_version(self) -> int:
-        """Always 0."""
-        return 0
-
-    async def push(self, policy_version: int) -> None:
-        """Does nothing."""
-
-
-class LoraEndpoint:
+class LoraEndpoint(WeightSync):
     """Endpoints that load adapters on request, as vLLM does."""
 
     def __init__(
@@ -162,13 +137,18 @@ class LoraEndpoint:
 
         The newest `num_versions` adapters stay loaded: calls in progress may use them.
         """
-        self.policy_version = 0
+        self._version = 0
         self._engine = engine
         self._folder = folder.parent.resolve() / folder.name
         self._save = save
         self._num_versions = num_versions
         self._pushed: deque[tuple[str, Path]] | None = None
         """Adapters that are loaded, the newest last."""
+
+    @property
+    def policy_version(self) -> int:
+        """That of the adapter that was loaded last."""
+        return self._version
 
     async def push(self, policy_version: int) -> None:
         """Save the adapter, have every endpoint load it, and name it in calls from now on."""
@@ -187,7 +167,7 @@ class LoraEndpoint:
             if answer.status != 200 and "already been loaded" not in answer.text:
                 raise ConfigError(_refusal(endpoint, answer, path))
         self._engine.switch_model(name, policy_version)
-        self.policy_version = policy_version
+        self._version = policy_version
         self._pushed.append((name, path))
         while len(self._pushed) > self._num_versions:
             await self._drop(*self._pushed.popleft())

@@ -64,7 +64,6 @@ def test_every_global_generator_continues_where_a_checkpoint_was_saved() -> None
     before = drawn()
     restore_random_state(state)
     assert drawn() == before
-    restore_random_state({name: state[name] for name in ("python", "torch")})  # of earlier versions
 
 
 def with_adapter(loaded: LoadedModel, *, seed: int = 0) -> LoadedModel:

@@ -21,7 +21,7 @@ from memagent.rl.agents.client import Client
 from memagent.rl.settings import RolloutSettings
 from memagent.rl.types import Outcome
 from memagent.rl.weights.models import Trained
-from memagent.rl.weights.sync import Colocated, Frozen, LoraEndpoint, open_sync
+from memagent.rl.weights.sync import Colocated, LoraEndpoint, WeightSync, open_sync
 from memagent.types import Sampling
 from tests.support import fake_vllm
 from tests.support.collecting import collecting
@@ -239,7 +239,7 @@ async def test_new_weights_wait_for_cancelled_calls_that_were_not_started(folder
 
 
 async def test_a_frozen_engine_keeps_the_version_of_the_start() -> None:
-    sync = Frozen()
+    sync = WeightSync()
     await sync.push(9)
     assert sync.policy_version == 0
 
@@ -255,7 +255,7 @@ async def test_the_settings_choose_the_sync(servers: Servers, folder: Path, tmp_
     assert isinstance(open_sync(RolloutSettings(), local, trained, tmp_path), Colocated)
     await local.aclose()
     elsewhere = RolloutSettings(engine="scripted", sync="none")
-    assert isinstance(open_sync(elsewhere, open_engine("scripted"), trained, tmp_path), Frozen)
+    assert type(open_sync(elsewhere, open_engine("scripted"), trained, tmp_path)) is WeightSync
     with pytest.raises(ConfigError, match=r'scripted cannot load .* `rollout\.sync="none"'):
         open_sync(RolloutSettings(engine="scripted"), open_engine("scripted"), trained, tmp_path)
 
