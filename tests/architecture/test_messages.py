@@ -55,16 +55,6 @@ def test_no_message_names_an_option_of_the_command_line(path: Path) -> None:
     assert not found, f"write a setting as `name` or `name=value`: {found}"
 
 
-def test_options_are_found_in_messages_and_docstrings() -> None:
-    source = '''"""Say it with --set.
-
-    memagent ask --resume RUN
-    """
-raise ValueError(f"lower {name} with --chunk-tokens or a--b, -x")
-'''
-    assert list(flags(source)) == [(1, "--set"), (5, "--chunk-tokens")]
-
-
 def test_every_exception_is_needed() -> None:
     for name, allowed in OF_OTHER_PROGRAMS.items():
         used = {flag for _, flag in flags((PACKAGE / name).read_text())}

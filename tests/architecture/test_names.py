@@ -31,15 +31,6 @@ def test_public_class_names_are_unique() -> None:
     assert repeated(sources) == {}
 
 
-def test_a_repeated_name_would_be_found() -> None:
-    sources = {
-        "a.py": "class Plan: ...\nclass _Part: ...",
-        "b.py": "class Plan: ...\nclass _Part: ...\nclass Reader:\n    class Config: ...",
-        "c.py": "class Config: ...",
-    }
-    assert repeated(sources) == {"Plan": ["a.py", "b.py"]}
-
-
 # --- folders ----------------------------------------------------------------------------------------
 
 MAX_ENTRIES = 16

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "memagent"
 DOOR = "run_files.py"
 OTHERS = {
@@ -84,21 +82,3 @@ def test_only_the_door_opens_files_of_a_run() -> None:
     strangers = {name: calls for name, calls in found.items() if name not in {DOOR, *OTHERS}}
     assert strangers == {}, "open files of runs with memagent.run_files, or say here what these are"
     assert {DOOR, *OTHERS} - set(found) == set(), "these open no files: take them out"
-
-
-@pytest.mark.parametrize(
-    ("line", "is_found"),
-    [
-        ("open(path)", True),
-        ("path.open('rb')", True),
-        ("path.open(mode='w')", True),
-        ("(run / 'steps.jsonl').read_bytes()", True),
-        ("os.open(path, os.O_RDONLY)", True),
-        ("path.touch()", True),
-        ("Run.open(path)", False),
-        ("engine.open()", False),
-        ("read_file(run / 'run.json')", False),
-    ],
-)
-def test_the_rule_finds_what_opens_a_file(line: str, is_found: bool) -> None:
-    assert bool([*opened(line)]) == is_found

@@ -84,12 +84,6 @@ def test_functions_fit_on_a_screen(count: ModuleType) -> None:
     assert found[len(found) * 9 // 10].num_lines <= MAX_P90_LINES
 
 
-def test_a_long_function_would_be_found(count: ModuleType, tmp_path: Path) -> None:
-    source = tmp_path / "long.py"
-    source.write_text("class Plan:\n    async def long(self):\n" + "        pass\n" * 99)
-    assert [one.num_lines for one in count.functions([source])] == [100]
-
-
 def test_settings_and_options_do_not_grow() -> None:
     lines = printed_by("count.py")
     (settings,) = (line.split()[0] for line in lines if " settings in " in line)

@@ -96,9 +96,3 @@ def test_the_picture_of_the_rooms_names_every_folder_and_module_of_the_first_row
     modules = [path.stem for path in package.glob("*.py") if not path.stem.startswith("_")]
     missing += [name for name in modules if not re.search(rf"^row 0 .*\b{name}\b", page, re.M)]
     assert missing == []
-
-
-def test_definitions_hold_methods_and_constants(tmp_path: Path) -> None:
-    module = tmp_path / "module.py"
-    module.write_text("A = 1\nB: int = 2\nclass C:\n    def d(self): ...\nasync def e(): ...\n")
-    assert definitions(module) == {"A", "B", "C", "C.d", "e"}

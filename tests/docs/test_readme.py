@@ -39,7 +39,6 @@ from memagent.documents.sample import town_archive
 from memagent.engines import store
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
-from tests.support.timing import wait_until
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -323,50 +322,3 @@ def test_the_settings_of_the_embedded_model_are_those_on_its_page() -> None:
     assert settings
     for name, value in settings.items():
         assert f"| `{name}` | {value} |" in page
-
-
-# --- the checks themselves ---------------------------------------------------------------
-
-
-def test_blocks_are_found_with_their_notes_and_lines() -> None:
-    page = "Text\n\n<!-- exit code 4 -->\n```bash\nfalse\n```\n\n```python\nprint(1)\n```\n"
-    assert blocks_of(page) == [
-        Block("bash", "false\n", "exit code 4", 4),
-        Block("python", "print(1)\n", "", 8),
-    ]
-
-
-def test_a_command_that_fails_fails_its_block_even_if_more_follow(shell: Shell) -> None:
-    assert shell.run(Block("bash", "exit 3\necho on\n", "", 1)) == (3, "")
-    assert shell.run(Block("bash", "false\necho on\n", "", 1)) == (1, "")
-    assert shell.run(Block("bash", "false | cat\necho on\n", "", 1)) == (1, "")
-    assert shell.run(Block("python", "raise SystemExit(5)", "", 1)) == (5, "")
-
-
-def test_a_command_ends_with_its_caller(programs: Path) -> None:
-    program = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
-    command = [programs / "python", "-c", program]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
-        assert caller.stdout is not None
-        process = Path("/proc", caller.stdout.readline().decode().strip())
-        assert process.exists()
-        caller.kill()
-    wait_until(lambda: not process.exists())
-
-
-def test_exports_last_from_one_block_to_the_next(shell: Shell) -> None:
-    shell.run(Block("bash", "export ANSWER=42\n", "", 1))
-    assert shell.run(Block("bash", 'echo "$ANSWER"\n', "", 5)) == (0, "42\n")
-
-
-@pytest.mark.parametrize("line", ['pip install "memagent[nosuch]"', "make nosuch"])
-def test_extras_and_targets_must_exist(shell: Shell, line: str) -> None:
-    with pytest.raises(AssertionError, match="nosuch"):
-        shell.run(Block("bash", f"{line}\n", "", 1))
-
-
-def test_shown_output_is_compared_but_for_numbers_and_dots() -> None:
-    assert matches("run: ...\nend\n", "run: here  \nend")
-    assert matches("cost   0.25 and 1,024.", "cost 1.5 and 7.\n")
-    assert not matches("cost 0.25 and 1,024.", "cost 1.5 or 7.\n")
-    assert not matches("run: ...\nend\n", "run: here\nother end, though\nmore")

@@ -25,20 +25,6 @@ def test_the_recording_is_what_its_commands_print_now() -> None:
     assert timeless(recorded) == timeless(again), "run `make docs`"
 
 
-def test_the_recording_shows_commands_memories_and_the_answer() -> None:
-    lines = shown((ROOT / "docs" / "images" / "ask.svg").read_text("utf-8"))
-    assert lines[0] == "$ memagent demo --save archive.txt; wc --words archive.txt"
-    memories = [line for line in lines if line.startswith("memory ")]
-    assert [memory.partition(" (")[0] for memory in memories] == [
-        "memory after section 1",
-        "memory after section 2",
-        "memory unchanged by section 3",
-    ]
-    assert lines[-3] == (
-        "The spare key to the clock tower is kept behind the loose brick beside the bakery oven."
-    )
-
-
 def test_the_recording_begins_with_its_first_command() -> None:
     picture = (ROOT / "docs" / "images" / "ask.svg").read_text("utf-8")
     animated = {int(number) for number in re.findall(r"\.l(\d+) \{ animation:", picture)}

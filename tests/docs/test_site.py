@@ -92,41 +92,6 @@ def test_the_page_of_config_keys_is_what_the_settings_say() -> None:
 # --- the parts that make the site ------------------------------------------------------------------
 
 
-def test_a_page_that_loads_a_script_from_elsewhere_is_found_out() -> None:
-    page = '<script src="https://x.org/a.js"></script><link rel="stylesheet" href="a.css"><a href="https://y.org">'
-    assert assets_of(page) == ["https://x.org/a.js", "a.css"]
-
-
-@pytest.mark.parametrize(
-    ("here", "link", "expected"),
-    [
-        ("index.md", "[runs](docs/runs.md)", "[runs](runs.md)"),
-        ("index.md", "![loop](docs/images/loop.svg)", "![loop](images/loop.svg)"),
-        ("reading.md", "[it](../ARCHITECTURE.md#rows)", "[it](architecture.md#rows)"),
-        ("reading.md", "[cli.md](cli.md)", "[Command line](cli.md)"),
-        ("design/0001-x.md", "[it](../reading.md)", "[it](../reading.md)"),
-        ("index.md", "[tiny](configs/train/tiny_cpu.toml)", "tiny"),
-        (
-            "architecture.md",
-            "[`steps`](src/memagent/agent/reader.py)",
-            "[`steps`](api/agent.md#memagent.agent.reader)",
-        ),
-        ("architecture.md", "[room](src/memagent/agent)", "[room](api/agent.md)"),
-        ("data.md", "[SQuAD](https://x.org)", "[SQuAD](https://x.org)"),
-    ],
-)
-def test_links_of_the_repository_become_links_of_the_site(
-    here: str, link: str, expected: str
-) -> None:
-    hooks = runpy.run_path(str(ROOT / "tools" / "hooks.py"))
-    assert (
-        hooks["_link"].sub(
-            lambda match: hooks["site_link"](match, here, {"cli.md": "Command line"}), link
-        )
-        == expected
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "is_picture"),
     [

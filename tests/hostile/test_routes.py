@@ -257,6 +257,10 @@ def test_no_route_reads_more_of_a_body_for_a_wrong_key(served: Served) -> None:
 
 def test_no_route_answers_pages_of_other_sites(served: Served) -> None:
     for method, path in routes_of(served):
-        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+        for headers in (
+            {"host": "evil.example"},
+            {"host": "127.0.0.1.evil.example"},
+            {"origin": "https://evil.example"},
+        ):
             answer = ask(served, method, path, key=served.right, **headers)
             assert (answer.status, path) == (403, path)

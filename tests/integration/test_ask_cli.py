@@ -93,16 +93,6 @@ def test_json_has_the_answer_the_question_the_usage_and_the_trace(
     assert trace.memory == FACT
 
 
-def test_json_of_several_questions_is_a_list_in_their_order(
-    cli: Cli, ask: tuple[str, ...], book: Path
-) -> None:
-    outcome = cli(*ask, book, "-q", UNANSWERABLE, "-q", QUESTION, "--json")
-
-    results = json.loads(outcome.stdout)
-    assert [result["question"] for result in results] == [UNANSWERABLE, QUESTION]
-    assert [result["answer"] for result in results] == ["unknown", CODE]
-
-
 def test_several_answers_stand_under_their_questions(
     cli: Cli, ask: tuple[str, ...], book: Path
 ) -> None:

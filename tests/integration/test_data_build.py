@@ -141,15 +141,3 @@ def test_a_wrong_call_is_one_line(
     (line,) = done.stderr.splitlines()
     assert line.startswith("memagent: ")
     assert message in line
-
-
-def test_a_dataset_that_is_there_is_kept(
-    here: Callable[..., Outcome], files: HotpotFiles, tmp_path: Path
-) -> None:
-    out = tmp_path / "dev.jsonl"
-    assert here(*arguments(files, out, 2, processes=1)).code == 0
-    done = here(*arguments(files, out, 3, processes=1))
-    assert done.code == 2
-    assert "exists; name another --out, or replace it with --force" in done.stderr
-    assert here(*arguments(files, out, 3, processes=1), "--force").code == 0
-    assert num_lines(out) == 3

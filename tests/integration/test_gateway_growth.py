@@ -9,7 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from memagent.serve.keys import KeyStore
 from memagent.serve.reading.state import DATABASE, GatewayState
 from tests.support.gateways import (
     FACT,
@@ -160,15 +159,6 @@ def test_a_text_that_is_read_in_parallel_is_read_on_when_it_has_grown(gateway: G
         assert reply.reading["calls"] <= 3 < first.reading["calls"]
         assert reply.reading["stored_steps"] >= first.reading["sections"] - 1
         assert ask(client, asking(diary(0, 105)), **parallel).reading["calls"] == 0
-
-
-def test_texts_of_other_holders_are_not_continued(tmp_path: Path) -> None:
-    store = KeyStore(tmp_path / "keys.json")
-    keys = [store.add("anna"), store.add("bert")]
-    with serving_gateway(tmp_path) as gateway:
-        for key in keys:
-            with gateway.client(key) as client:
-                assert ask(client, asking(diary(0, 100))).reading["stored_steps"] == 0
 
 
 def test_an_earlier_reading_that_is_damaged_or_gone_is_passed_over(

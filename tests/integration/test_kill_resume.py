@@ -29,7 +29,6 @@ from memagent.documents.document import Document
 from memagent.engines.openai import open_endpoint
 from memagent.replies import REPLIES
 from memagent.run_files import read_lines, sealed
-from memagent.runs import Run
 from tests.integration.conftest import (
     CODE,
     FACT,
@@ -234,16 +233,6 @@ def test_a_full_disk_stops_the_reading_and_it_resumes_when_there_is_room(
 
 
 # --- one process, and the same reading ------------------------------------------------------------
-
-
-def test_two_processes_cannot_resume_a_run_at_once(cli: Cli, base: Base, partial: Path) -> None:
-    with Run.open(partial):  # this process has it
-        refused = cli("ask", "--resume", partial)
-    going_on = cli("ask", "--resume", partial)
-
-    assert_refused(refused, f"{partial} is in use by another memagent process")
-    assert (going_on.code, going_on.stdout) == (0, f"{base.whole.answer}\n")
-    assert len(Trace.load(partial)[0].steps) == len(base.whole.steps)
 
 
 def test_of_four_processes_that_resume_a_run_one_continues_it(

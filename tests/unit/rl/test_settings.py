@@ -93,13 +93,6 @@ def test_the_paper_preset_is_the_papers() -> None:
     assert (own.validation.every, own.validation.samples) == (7, 4)
 
 
-def test_dapo_clips_higher_and_replaces_groups() -> None:
-    objective = parse_config({**LEAST, "preset": "dapo"}).objective
-    assert (objective.clip_high, objective.kl_coef) == (0.28, 0.0)
-    assert objective.dynamic_sampling
-    assert objective.overlong_tokens
-
-
 def test_settings_of_a_presets_agent_are_not_those_of_another() -> None:
     config = parse_config({**LEAST, "preset": "paper", "agent": {"name": "calculator"}})
     assert config.agent.settings == {}

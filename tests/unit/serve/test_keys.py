@@ -93,9 +93,10 @@ def test_a_key_is_sent_as_bearer() -> None:
     assert key_in(Headers({"authorization": "Basic abc"})) is None
     assert key_in(Headers({})) is None
     assert checked_holder(OneKey("abc"), Headers({"authorization": "bearer abc"})).name == "key"
-    with pytest.raises(ApiError) as caught:
-        checked_holder(OneKey("abc"), Headers({"authorization": "Bearer ab"}))
-    assert caught.value.status == 401
+    for wrong in ("", "Bearer", "Bearer ab", "Bearer äbc"):
+        with pytest.raises(ApiError) as caught:
+            checked_holder(OneKey("abc"), Headers({"authorization": wrong}))
+        assert caught.value.status == 401
 
 
 def test_the_command_adds_lists_and_removes_keys(tmp_path: Path) -> None:

@@ -36,13 +36,6 @@ def test_everything_is_counted() -> None:
     }
 
 
-def test_every_series_has_its_type_and_the_page_ends_with_a_line_break() -> None:
-    text = page(Metrics(lambda: load_gauges(LOAD)))
-    assert text.endswith("\n")
-    for name in values(text):
-        assert f"# TYPE {name} " in text
-
-
 def test_servers_in_one_process_count_separately() -> None:
     first, second = Metrics(lambda: load_gauges(LOAD)), Metrics(lambda: load_gauges(LOAD))
     first.count_request("/health", 200)
