@@ -32,7 +32,6 @@ from tests.support.loopback import NOTHING_FOUND, Endpoint, messages_sha, runnin
 Call = Callable[..., Outcome]
 IS_FORKED = True
 UNANSWERABLE = 'What is the code of "opal-1"?'
-NO_ENDPOINT = "http://127.0.0.1:9/v1"
 KEY = "sk-a-very-distinctive-secret-4711"
 TEMPLATE_TOKENS = 64
 """What is allowed for a chat template that the tokenizer does not know."""
@@ -418,65 +417,6 @@ def note(tmp_path: Path) -> Path:
     path = tmp_path / "note.txt"
     path.write_text(FACT)
     return path
-
-
-def test_an_azure_deployment_is_called_with_its_own_header_and_version(
-    cli: Cli, guarded: Endpoint, note: Path
-) -> None:
-    num_before = len(guarded.records())
-    address = ("--base-url", f"{guarded.root_url}/openai/deployments/test-model")
-    outcome = cli(
-        *("ask", note, "-q", QUESTION, "--model", "test-model", *SMALL_SECTIONS, *address),
-        *("--set", "api_version=2025-01-01"),
-        env={"MEMAGENT_API_KEY": KEY},
-    )
-    calls = [record for record in guarded.records()[num_before:] if record["n"] is not None]
-
-    assert outcome.stdout == f"{CODE}\n"
-    path = "/openai/deployments/test-model/chat/completions?api-version=2025-01-01"
-    assert [(call["path"], call["auth"], call["outcome"]) for call in calls] == [
-        (path, "api-key", "ok"),
-        (path, "api-key", "ok"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        (
-            ("--base-url", "LIVE", "--set", f"api_key={KEY}"),
-            {"MEMAGENT_BASE_URL": "DEAD", "API_KEY": "no"},
-        ),
-        (
-            (),
-            {
-                **{"MEMAGENT_BASE_URL": "LIVE", "OPENAI_BASE_URL": "DEAD", "URL": "DEAD"},
-                **{"MEMAGENT_API_KEY": KEY, "OPENAI_API_KEY": "no", "API_KEY": "no"},
-            },
-        ),
-        (
-            (),
-            {
-                **{"OPENAI_BASE_URL": "LIVE", "URL": "DEAD"},
-                **{"OPENAI_API_KEY": KEY, "API_KEY": "no"},
-            },
-        ),
-        (("--base-url", "LIVE"), {"URL": "LIVE", "API_KEY": KEY, "OPENAI_API_KEY": "no"}),
-        (("--base-url", "LIVE"), {"MEMAGENT_API_KEY": KEY, "OPENAI_API_KEY": "no"}),
-    ],
-    ids=["options", "memagent", "openai", "bare key of this host", "our key alone"],
-)
-def test_address_and_key_come_from_the_options_then_memagent_then_openai(
-    here: Call, guarded: Endpoint, note: Path, options: tuple[str, ...], names: dict[str, str]
-) -> None:
-    addresses = {"LIVE": guarded.base_url, "DEAD": NO_ENDPOINT}
-    outcome = here(
-        *("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--set", "patience=0", "--quiet"),
-        *(addresses.get(option, option) for option in options),
-        env={name: addresses.get(value, value) for name, value in names.items()},
-    )
-
-    assert outcome == (0, f"{CODE}\n", "")
 
 
 def test_the_key_is_nowhere_in_what_is_printed_or_kept(

