@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from memagent import Reader, open_engine
 from memagent.config import LocalConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
-from memagent.errors import ConfigError, EngineError, EngineRefused
+from memagent.errors import EngineError, EngineRefused
 from memagent.types import Completion, Sampling, StreamedToken
 from tests.support.timing import eventually, settle
-from tests.support.tiny_models import WINDOW, make_tiny_adapter, make_tiny_model
+from tests.support.tiny_models import WINDOW, make_tiny_model
 
 MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
 
@@ -104,26 +103,6 @@ async def test_a_prompt_past_the_window_is_refused(engine: LocalEngine) -> None:
         await engine.complete(MESSAGES, Sampling(max_tokens=0))
 
 
-async def test_new_weights_increment_the_policy_version(engine: LocalEngine) -> None:
-    before = await engine.complete(MESSAGES, Sampling(max_tokens=8))
-    with torch.no_grad():
-        engine._loaded.model.get_input_embeddings().weight.mul_(-1.7)
-    engine.weights_changed()
-    after = await engine.complete(MESSAGES, Sampling(max_tokens=8))
-    assert after.policy_version == 1
-    assert after.completion_ids != before.completion_ids
-    assert after.prompt_ids is not None
-    assert list(after.completion_ids or ()) == reference(engine, after.prompt_ids, 8)
-
-
-async def test_weights_do_not_change_under_a_running_request(engine: LocalEngine) -> None:
-    task = asyncio.ensure_future(engine.complete(MESSAGES, Sampling(max_tokens=300)))
-    await eventually(lambda: engine.load.num_running == 1)
-    with pytest.raises(ConfigError, match="while no request is running"):
-        engine.weights_changed()
-    await task
-
-
 async def test_a_failing_model_fails_its_requests_and_the_engine_keeps_running(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,49 +124,8 @@ async def test_closing_fails_running_requests(folder: Path) -> None:
         await engine.complete(MESSAGES, Sampling(max_tokens=5))
 
 
-def test_an_adapter_changes_the_reply(folder: Path, tmp_path: Path) -> None:
-    adapter = make_tiny_adapter(folder, tmp_path / "adapter")
-    replies = []
-    for settings in ({}, {"adapter": str(adapter)}):
-        with open_engine(f"local:{folder}", cache_gb=0.01, device="cpu", **settings) as engine:
-            assert isinstance(engine, LocalEngine)
-            completion = asyncio.run(_once(engine))
-            assert list(completion) == reference(engine, _prompt(engine), 8)
-            replies.append(completion)
-    assert replies[0] != replies[1]
-
-
-async def _once(engine: LocalEngine) -> tuple[int, ...]:
-    completion = await engine.complete(MESSAGES, Sampling(max_tokens=8))
-    await engine.aclose()
-    return completion.completion_ids or ()
-
-
 def _prompt(engine: LocalEngine) -> tuple[int, ...]:
     return tuple(engine.prompt_ids(MESSAGES))
-
-
-def test_the_reader_reads_with_a_local_model(folder: Path) -> None:
-    with open_engine(f"local:{folder}", cache_gb=0.02) as engine:
-        reader = Reader(
-            engine,
-            window=WINDOW,
-            chunk_tokens=60,
-            memory_tokens=20,
-            answer_tokens=20,
-            prompts=str(_tiny_prompts(folder)),
-        )
-        trace = reader.ask("Where?", "The miller sold a red ledger. " * 30)
-    assert trace.num_chunks > 2
-    assert trace.answer
-    assert reader.tokenizer.is_exact
-    assert not trace.usage.is_estimated
-
-
-def _tiny_prompts(folder: Path) -> Path:
-    file = folder / "tiny.toml"
-    file.write_text('read = "{question} {section} {memory}"\nanswer = "{question} {memory}"\n')
-    return file
 
 
 # --- streaming ------------------------------------------------------------------------------------

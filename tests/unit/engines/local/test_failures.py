@@ -140,11 +140,6 @@ async def test_a_stop_text_that_never_comes_changes_nothing(engine: LocalEngine)
     assert (same.text, same.finish_reason) == (whole.text, whole.finish_reason)
 
 
-async def test_an_empty_prompt_is_refused(engine: LocalEngine) -> None:
-    with pytest.raises(ConfigError, match="the prompt is empty"):
-        await engine.generate([], Sampling(max_tokens=5))
-
-
 async def test_a_prompt_that_just_fits_the_window_is_answered(engine: LocalEngine) -> None:
     ids = [100 + n % 400 for n in range(engine.served_window - 3)]
     completion = await engine.generate(ids, Sampling(max_tokens=3))

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -413,57 +413,4 @@ def test_a_missing_library_names_the_extra(
 
 # --- the embedded model ---------------------------------------------------------------------------
 
-SMOLLM2 = store.find("smollm2-135m")
 """Looked up before the tests get isolated folders."""
-
-
-class Embedded(NamedTuple):
-    """SmolLM2 as a GGUF file, or a tiny stand-in if it was not pulled."""
-
-    path: Path
-    window: int
-    eos_ids: tuple[int, ...]
-    reply: str
-
-
-@pytest.fixture(scope="module")
-def embedded(tiny: dict[Kind, Path], tmp_path_factory: pytest.TempPathFactory) -> Embedded:
-    if SMOLLM2 is not None and SMOLLM2.is_file():
-        return Embedded(SMOLLM2, 8192, (2,), "The capital of France is Paris.<|im_end|>")
-    path = tmp_path_factory.mktemp("embedded") / "model.gguf"
-    write_gguf(tiny["llama"], path, pre="smollm")
-    folder = load(str(tiny["llama"]))
-    reply = greedy(folder.model, folder.tokenizer)
-    return Embedded(path, folder.window, folder.eos_ids, reply)
-
-
-def greedy(model: Any, tokenizer: Any) -> str:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    ids = model.generate(**prompt, max_new_tokens=20, do_sample=False)
-    return str(tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :]))
-
-
-def test_the_embedded_model_answers(embedded: Embedded, capfd: pytest.CaptureFixture[str]) -> None:
-    capfd.readouterr()
-    loaded = load(str(embedded.path))
-    assert (loaded.window, loaded.eos_ids) == (embedded.window, embedded.eos_ids)
-    assert greedy(loaded.model, loaded.tokenizer) == embedded.reply
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_embedded_model_tokenises_as_the_benchmarks_tokenizer_does(
-    embedded: Embedded, tmp_path: Path
-) -> None:
-    from tokenizers import Tokenizer
-
-    from benchmarks.tokenizer import make_tokenizer
-
-    make_tokenizer(embedded.path, tmp_path / "reference")
-    reference = Tokenizer.from_file(str(tmp_path / "reference" / "tokenizer.json"))
-    tokenizer = load(str(embedded.path)).tokenizer
-    for text in (prose(50), "1234 5,678", "naïve 漢字 🙂", "<|im_start|>user\n<repo_name>a\n", ""):
-        expected = reference.encode(text, add_special_tokens=False).ids
-        assert tokenizer.encode(text, add_special_tokens=False) == expected
