@@ -27,7 +27,7 @@ from tests.integration.conftest import (
     story,
     wait_until,
 )
-from tests.support.loopback import NOTHING_FOUND, Endpoint, messages_sha, running
+from tests.support.loopback import NOTHING_FOUND, Endpoint, running
 
 Call = Callable[..., Outcome]
 IS_FORKED = True
@@ -368,36 +368,6 @@ def test_several_files_a_folder_and_a_gzipped_file_are_read_as_one_text(
     sources = [place["source"] for step in steps for place in step["section"]["places"]]
     assert list(dict.fromkeys(sources)) == ["folder/a.txt", "folder/b.md", "d.txt.gz", "e.txt"]
     assert "skipped folder/c.bin: is binary" in outcome.stderr
-
-
-def test_own_templates_are_sent_as_they_are_written(
-    cli: Cli, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    (tmp_path / "note.txt").write_text(FACT)
-    (tmp_path / "own.toml").write_text(
-        """
-        system = "Be {brief}."
-        empty_memory = "none"
-        read = "<question>{question}</question> {{section}} <section>{section}</section> <memory>{memory}</memory>"
-        answer = "<memory>{memory}</memory> \\\\boxed{} <question>{question}</question> {num_sections}"
-        """
-    )
-    num_before = endpoint.num_calls()
-    command = ("ask", "note.txt", "-q", QUESTION, "--prompts", "own.toml", *SMALL_SECTIONS)
-    outcome = cli(*command, "--base-url", endpoint.base_url, cwd=tmp_path)
-    calls = endpoint.calls()[num_before:]
-
-    assert outcome.stdout == f"{CODE}\n"
-    asked = f"<question>{QUESTION}</question>"
-    read = f"{asked} {{section}} <section>{FACT}</section> <memory>none</memory>"
-    answer = f"<memory>none\n{FACT}</memory> \\boxed{{}} {asked} 1"
-    assert [call["sha"] for call in calls] == [
-        messages_sha(conversation(text)) for text in (read, answer)
-    ]
-
-
-def conversation(user: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": "Be {brief}."}, {"role": "user", "content": user}]
 
 
 # --- where it is sent, and with which key ---------------------------------------------------------

@@ -372,17 +372,6 @@ def test_a_run_whose_text_is_lost_is_refused_in_one_line(
     assert_refused(outcome, remedy[lost])
 
 
-def test_resuming_a_finished_run_prints_its_answer_again_without_a_call(
-    cli: Cli, base: Base, partial: Path
-) -> None:
-    first = cli("ask", "--resume", partial)
-    num_calls = base.endpoint.num_calls()
-    second = cli("ask", "--resume", partial)
-
-    assert first.stdout == second.stdout == f"{base.whole.answer}\n"
-    assert base.endpoint.num_calls() == num_calls
-
-
 # --- what the tests share -------------------------------------------------------------------------
 
 

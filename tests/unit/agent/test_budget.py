@@ -35,13 +35,6 @@ def test_the_defaults_leave_room_for_a_long_question() -> None:
     assert budget.window - budget.section - budget.memory - budget.read_reply > 1000
 
 
-def test_a_window_too_small_says_what_to_lower() -> None:
-    with pytest.raises(
-        BudgetError, match=r"do not fit a window of 1000; lower `chunk_tokens` to \d+"
-    ):
-        check_budget("why?", config(chunk_tokens=800), TINY, ByteTokenizer())
-
-
 def test_the_advice_of_the_error_works() -> None:
     with pytest.raises(BudgetError) as caught:
         check_budget("why?", config(chunk_tokens=800, answer_tokens=50), TINY, ByteTokenizer())

@@ -21,69 +21,10 @@ def read_prompt(name: str, **values: object) -> str:
     return message["content"]
 
 
-def test_the_default_order_is_question_section_memory() -> None:
-    text = read_prompt("default")
-    assert text.index("QQ") < text.index("SS") < text.index("MM")
-
-
 def test_prompts_with_different_memories_share_everything_up_to_the_section() -> None:
     first, second = read_prompt("default", memory="MM"), read_prompt("default", memory="NN")
     assert first[: first.index("MM")] == second[: second.index("NN")]
     assert "SS" in first[: first.index("MM")]
-
-
-def test_the_paper_order_is_question_memory_section() -> None:
-    text = read_prompt("paper")
-    assert text.index("QQ") < text.index("MM") < text.index("SS")
-
-
-def test_the_small_prompts_are_memory_section_question_and_few_words() -> None:
-    request = "Copy the sentence of the text above that answers the question, word for word."
-    assert read_prompt("small") == f"MM\n\nSS\n\nQuestion: QQ\n\n{request}"
-    assert read_prompt("small", memory="").startswith("\n\nSS\n")
-    (answer,) = PROMPT_SETS["small"].answer_messages(
-        question="QQ", memory="MM", num_sections=3, answer_tokens=100
-    )
-    assert answer["content"] == "What is known: MM\n\nAnswer from what is known: QQ"
-
-
-def test_the_prompt_has_the_section_number_and_the_budget() -> None:
-    text = read_prompt("default")
-    assert 'number="7"' in text
-    assert "1024 tokens" in text
-    assert "768 words" in text
-
-
-def test_an_empty_memory_is_marked() -> None:
-    assert "(empty)" in read_prompt("default", memory="")
-
-
-def test_prompts_that_ask_for_a_box_have_no_doubled_braces() -> None:
-    for name in ("boxed", "paper", "compact", "compact_add"):
-        (message,) = PROMPT_SETS[name].answer_messages(
-            question="QQ", memory="MM", num_sections=3, answer_tokens=100
-        )
-        assert "\\boxed{}" in message["content"]
-        assert "{{" not in message["content"]
-
-
-def test_compact_prompts_have_the_question_before_and_after_the_section() -> None:
-    for name in ("compact", "compact_add"):
-        before, section, after = read_prompt(name).partition("SS")
-        assert (section, before.count("QQ"), after.count("QQ")) == ("SS", 1, 1)
-        assert after.index("MM") < after.index("QQ")
-
-
-def test_replies_to_compact_add_are_added_to_the_memory() -> None:
-    prompts = PROMPT_SETS["compact_add"]
-    assert prompts.change_of("It rained.") == ("add", "It rained.")
-    assert prompts.change_of("No change.") == ("keep", "")
-    assert prompts.reply_for("One.", "One.\nTwo.") == "Two."
-    assert prompts.sha256 != PROMPT_SETS["compact"].sha256
-
-
-def test_boxed_reads_with_the_default_words() -> None:
-    assert PROMPT_SETS["boxed"].read == PROMPT_SETS["default"].read
 
 
 def test_slots_are_filled_in_one_pass() -> None:

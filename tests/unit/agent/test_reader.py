@@ -9,7 +9,6 @@ from typing import Any, Unpack, get_type_hints
 import pytest
 
 from memagent import Document, Reader, Step, Trace, open_engine
-from memagent.agent.model_call import Limits
 from memagent.agent.trace import call_seconds
 from memagent.agent.work import plan_reading
 from memagent.config import AgentConfig, ReadingSettings
@@ -19,8 +18,6 @@ from memagent.errors import (
     ConfigError,
     DocumentError,
     EngineError,
-    LimitReached,
-    RunError,
 )
 from memagent.replies import Replies
 from memagent.types import Completion, Message, Sampling, Usage
@@ -70,16 +67,6 @@ def test_each_memory_replaces_the_one_before() -> None:
         "third memory",
         "third memory",
     ]
-
-
-def test_prompts_hold_the_question_the_section_and_its_number() -> None:
-    reader = reader_of(["m"] * 3 + ["a"])
-    reader.ask("what is it?", TEXT)
-    for number, prompt in enumerate(prompts_of(reader)[:3], start=1):
-        assert "what is it?" in prompt
-        assert f'number="{number}"' in prompt
-        assert "one two three four" in prompt
-    assert "one two three four" not in prompts_of(reader)[3]
 
 
 def test_memory_and_answer_have_limits_of_their_own() -> None:
@@ -182,14 +169,6 @@ def test_a_budget_that_cannot_be_met_is_found_before_the_first_call() -> None:
     assert prompts_of(reader) == []
 
 
-def test_limits_stop_before_they_are_passed() -> None:
-    engine = ScriptedEngine(["m1", "m2", "m3", "a"])
-    reader = Reader(engine, tokenizer="bytes", limits=Limits(max_calls=2), **SETTINGS)
-    with pytest.raises(LimitReached):
-        reader.ask("what?", TEXT)
-    assert len(engine.prompts) == 2
-
-
 def test_steps_can_be_watched_as_they_happen() -> None:
     reader = reader_of(["m1", "m2", "m3", "a"])
     seen = []
@@ -240,56 +219,6 @@ def test_several_questions_share_the_cut_and_keep_their_order() -> None:
         ("first?", "yes"),
         ("second?", "no"),
     ]
-
-
-class TestRunDirectory:
-    def test_a_reading_resumes_where_it_stopped(self, tmp_path: Path) -> None:
-        with pytest.raises(EngineError, match="only 2 replies"):
-            reader_of(["m1", "m2"]).ask("what?", TEXT, run_dir=tmp_path / "run")
-        trace = reader_of(["m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
-        assert [step.memory for step in trace.steps] == ["m1", "m2", "m3", "m3"]
-        assert Trace.load(tmp_path / "run") == [trace]
-
-    def test_asking_again_costs_nothing(self, tmp_path: Path) -> None:
-        first = reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
-        assert reader_of([]).ask("what?", TEXT, run_dir=tmp_path / "run") == first
-
-    @pytest.mark.parametrize(
-        ("question", "text", "settings", "reason"),
-        [
-            ("who?", TEXT, {}, "questions was 'what?', now 'who?'"),
-            ("what?", TEXT + "!", {}, "the text has changed since"),
-            ("what?", TEXT, {"chunk_tokens": 150}, "chunk_tokens was 200, now 150"),
-            ("what?", TEXT, {"prompts": "boxed"}, "wording of the prompts has changed"),
-            ("what?", TEXT, {"temperature": 0.5}, "temperature was None, now 0.5"),
-        ],
-    )
-    def test_another_reading_is_refused_with_the_reason(
-        self, tmp_path: Path, question: str, text: str, settings: dict[str, object], reason: str
-    ) -> None:
-        reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
-        with pytest.raises(RunError, match=reason.replace("?", r"\?")):
-            reader_of([], **settings).ask(question, text, run_dir=tmp_path / "run")
-
-    def test_a_longer_answer_may_be_asked_for_on_resuming(self, tmp_path: Path) -> None:
-        with pytest.raises(EngineError):
-            reader_of(["m1", "m2", "m3", ""]).ask("what?", TEXT, run_dir=tmp_path / "run")
-        reader = reader_of(["a"], answer_tokens=90)
-        assert reader.ask("what?", TEXT, run_dir=tmp_path / "run").answer == "a"
-
-    def test_what_the_run_used_before_counts_towards_the_limits(self, tmp_path: Path) -> None:
-        with pytest.raises(EngineError):
-            reader_of(["m1", "m2"]).ask("what?", TEXT, run_dir=tmp_path / "run")
-        engine = ScriptedEngine(["m3", "a"])
-        limited = Reader(engine, tokenizer="bytes", limits=Limits(max_calls=3), **SETTINGS)
-        with pytest.raises(LimitReached, match="stopped after 3 calls"):
-            limited.ask("what?", TEXT, run_dir=tmp_path / "run")
-
-    def test_another_model_is_refused(self, tmp_path: Path) -> None:
-        reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
-        other = Reader(ScriptedEngine([], model="other"), tokenizer="bytes", **SETTINGS)
-        with pytest.raises(RunError, match="model was 'scripted', now 'other'"):
-            other.ask("what?", TEXT, run_dir=tmp_path / "run")
 
 
 def test_a_plan_is_what_a_reading_with_an_empty_memory_sends() -> None:

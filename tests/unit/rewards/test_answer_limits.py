@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent.data.tasks.registry import MAX_ANSWER_TOKENS, TASKS, open_task
+from memagent.data.tasks.registry import MAX_ANSWER_TOKENS, open_task
 from memagent.rewards.answer_limits import count_tokens, limit_answer
 from memagent.rewards.text import without_reasoning
 from memagent.rewards.verifiers import GRADERS, grade
@@ -104,16 +104,3 @@ def grade_marks(mark: str, repeats: int) -> object:
 def test_a_reply_of_many_marks_takes_time_of_its_length() -> None:
     for mark in ("\\boxed{", "\\boxed{a}", "the answer is "):
         assert growth(partial(grade_marks, mark), 10_000, 100_000) < 40
-
-
-def test_all_ruler_tasks_and_no_others_have_rulers_limits() -> None:
-    assert set(MAX_ANSWER_TOKENS) == {task for task in TASKS if task.startswith("ruler/")}
-    limits = {task.removeprefix("ruler/"): num for task, num in MAX_ANSWER_TOKENS.items()}
-    assert {name: limits[name] for name in ("vt", "cwe", "fwe", "qa_1", "qa_2")} == {
-        "vt": 30,
-        "cwe": 120,
-        "fwe": 50,
-        "qa_1": 32,
-        "qa_2": 32,
-    }
-    assert {num for name, num in limits.items() if name.startswith("niah")} == {128}

@@ -409,8 +409,3 @@ def test_a_missing_library_names_the_extra(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=rf'needs {library}; pip install "memagent\[gpu\]"'):
         load(str(path), adapter=str(adapter))
-
-
-# --- the embedded model ---------------------------------------------------------------------------
-
-"""Looked up before the tests get isolated folders."""
