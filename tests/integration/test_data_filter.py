@@ -197,20 +197,6 @@ def test_an_endpoint_that_goes_down_ends_the_run_which_is_resumed_later(
     assert list(read_examples(out)) == hidden(examples)
 
 
-def test_enough_is_enough(cli: Cli, tmp_path: Path, examples: list[Example]) -> None:
-    out = tmp_path / "out.jsonl"
-    with running(log=tmp_path / "calls.jsonl") as endpoint:
-        outcome = cli(
-            *("data", "filter", tmp_path / "in.jsonl", "--out", out, "--num", "5", "--json"),
-            *("--base-url", endpoint.base_url, "--set", "concurrency=4"),
-        )
-        num_calls = len(endpoint.calls())
-    report = json.loads(outcome.stdout)
-    assert (report["num_kept"], report["num_screened"], report["num_questions"]) == (5, 8, 30)
-    assert 2 * 8 <= num_calls <= 2 * 8 + 8  # more are in flight than are needed
-    assert list(read_examples(out)) == hidden(examples)[:5]
-
-
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -283,26 +269,3 @@ def test_an_output_that_cannot_be_written_costs_no_reply(
     assert "all replies are kept; resume with" in blocked.stderr
     assert (resumed.code, num_calls) == (0, 60)
     assert list(read_examples(tmp_path / "out.jsonl")) == hidden(examples)
-
-
-def test_a_run_is_resumed_only_with_its_own_questions(
-    here: Call, tmp_path: Path, examples: list[Example]
-) -> None:
-    source, out, run = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "run"
-    with running() as endpoint:
-        key = ("--set", "api_key=sk-of-this-test")
-        begin = ("data", "filter", source, "--out", out, "--run-dir", run, *key, "--quiet")
-        assert here(*begin, "--base-url", endpoint.base_url).code == 0
-        resume = ("data", "filter", "--out", out, "--force", "--resume", run, "--quiet")
-        again = here(*resume)
-        num_calls = endpoint.num_calls()
-        other = here(*resume, "--set", "agent.temperature=0.1")
-        more = here(*resume, "--samples", "3")
-        write_examples(source, examples[:-1])
-        shorter = here(*resume)
-        assert endpoint.num_calls() == num_calls == 60
-    assert again.code == 0
-    assert "sk-of-this-test" not in (run / "run.json").read_text()
-    assert_refused(other, "temperature was 1.0, now 0.1")
-    assert_refused(more, "samples was 2, now 3")
-    assert_refused(shorter, "files.in.jsonl was")

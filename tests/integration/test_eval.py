@@ -359,13 +359,6 @@ def test_a_mistake_is_one_line_before_the_first_call(
     assert len(outcome.said) == 1
 
 
-def test_methods_that_need_two_vllm_servers_do_not_go_into_one_run(here: Call) -> None:
-    methods = ("--method", "reader", "--method", "yarn")
-    outcome = here("eval", "--engine", "vllm:lab/model", "--task", "beyond/two_hop", *methods)
-    assert outcome.code == 2
-    assert "reader and yarn need vLLM with different settings" in outcome.stderr
-
-
 def test_yarn_stretches_a_local_model_and_leaves_other_methods_as_they_are(
     here: Call, tmp_path: Path
 ) -> None:
@@ -420,22 +413,6 @@ def test_a_key_is_refused_at_once_and_no_run_is_left(
     assert outcome.code == 2
     assert "refused the key" in outcome.stderr
     assert not run.exists()
-
-
-def test_a_run_refuses_to_resume_with_other_settings(
-    here: Call, dataset: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    with running() as endpoint:
-        assert here(*asked(dataset, endpoint, run)).code == 0
-        outcome = here("eval", "--resume", run, "--set", "chunk_tokens=300")
-        changed = dataset.read_text().replace("box-1", "box-X")
-        dataset.write_text(changed)
-        other = here("eval", "--resume", run)
-    assert outcome.code == 2
-    assert "methods.reader.settings.chunk_tokens was 400, now 300" in outcome.stderr
-    assert "start a new run" in outcome.stderr
-    assert "files.codes.jsonl was" in other.stderr
 
 
 # --- the smoke suite ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from memagent.errors import (
     ConfigError,
     DocumentError,
     EngineError,
+    LimitReached,
 )
 from memagent.replies import Replies
 from memagent.types import Completion, Message, Sampling, Usage
@@ -219,6 +220,33 @@ def test_several_questions_share_the_cut_and_keep_their_order() -> None:
         ("first?", "yes"),
         ("second?", "no"),
     ]
+
+
+class TestRunDirectory:
+    def test_a_reading_resumes_where_it_stopped(self, tmp_path: Path) -> None:
+        with pytest.raises(EngineError, match="only 2 replies"):
+            reader_of(["m1", "m2"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        trace = reader_of(["m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        assert [step.memory for step in trace.steps] == ["m1", "m2", "m3", "m3"]
+        assert Trace.load(tmp_path / "run") == [trace]
+
+    def test_asking_again_costs_nothing(self, tmp_path: Path) -> None:
+        first = reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        assert reader_of([]).ask("what?", TEXT, run_dir=tmp_path / "run") == first
+
+    def test_a_longer_answer_may_be_asked_for_on_resuming(self, tmp_path: Path) -> None:
+        with pytest.raises(EngineError):
+            reader_of(["m1", "m2", "m3", ""]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        reader = reader_of(["a"], answer_tokens=90)
+        assert reader.ask("what?", TEXT, run_dir=tmp_path / "run").answer == "a"
+
+    def test_what_the_run_used_before_counts_towards_the_limits(self, tmp_path: Path) -> None:
+        with pytest.raises(EngineError):
+            reader_of(["m1", "m2"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        engine = ScriptedEngine(["m3", "a"])
+        limited = Reader(engine, tokenizer="bytes", limits=Limits(max_calls=3), **SETTINGS)
+        with pytest.raises(LimitReached, match="stopped after 3 calls"):
+            limited.ask("what?", TEXT, run_dir=tmp_path / "run")
 
 
 def test_a_plan_is_what_a_reading_with_an_empty_memory_sends() -> None:

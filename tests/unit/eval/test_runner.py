@@ -18,7 +18,7 @@ from memagent.eval.calls import EngineGate
 from memagent.eval.items import EvalPlan, ExamplePool, plan_items
 from memagent.eval.methods import Context, MethodSettings, open_method
 from memagent.eval.records import KIND, ItemRecord, read_items
-from memagent.eval.runner import Evaluation, OpenMethod, evaluate_examples, score_interval
+from memagent.eval.runner import Evaluation, OpenMethod, evaluate_examples
 from memagent.eval.setup import open_run
 from memagent.eval.suites import parse_suite
 from memagent.runs import Run
@@ -26,7 +26,6 @@ from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Completion, Message, Sampling, Usage
 
 SIZES = {"window": 5000, "chunk_tokens": 1000, "memory_tokens": 300, "answer_tokens": 100}
-ASKED = Sampling(max_tokens=5, seed=1)
 MESSAGES: list[Message] = [{"role": "user", "content": "Who?"}]
 
 
@@ -244,13 +243,6 @@ def test_an_item_of_its_own_fault_is_written_beside_those_that_failed_with_the_m
     assert [record.error for record in found if record.error] == ["call 5 failed"]
 
 
-def test_an_item_has_one_seed_for_all_methods_and_other_items_have_others(tmp_path: Path) -> None:
-    found = evaluate(Counting(), make(3), methods=("direct", "bm25"))
-    seeds = {(record.index, record.seed) for record in found}
-    assert len(seeds) == 3
-    assert {record.answer for record in found} == {f"reply {seed}" for _, seed in seeds}
-
-
 def test_a_limit_lets_calls_in_flight_finish_and_starts_no_more(tmp_path: Path) -> None:
     engine = Counting(seconds=0.001)
     with new_run(tmp_path / "run") as run, pytest.raises(LimitReached):
@@ -430,9 +422,3 @@ async def test_a_record_has_the_trace_that_the_method_returns() -> None:
     assert (record.answer, record.num_calls, record.trace) == ("a reply", 3, {})
     assert seen[0].trace["steps"] == [json.loads(step.to_json())]
     assert replace(seen[0], trace={}) == record
-
-
-def test_the_interval_of_scores_is_wilsons_where_they_are_right_or_wrong() -> None:
-    interval = score_interval([1.0, 1.0, 0.0, 1.0])
-    assert interval.value == 0.75
-    assert (round(interval.low, 3), round(interval.high, 3)) == (0.301, 0.954)
