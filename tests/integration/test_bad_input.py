@@ -305,10 +305,3 @@ def test_a_refused_first_call_leaves_a_folder_of_the_user_as_it_was(
 
     assert outcome.code == 2
     assert {path: path.read_bytes() for path in inputs.rglob("*") if path.is_file()} == before
-
-
-def test_an_unknown_command_is_named_in_one_line(cli: Cli) -> None:
-    outcome = cli("aks", "book.txt")
-
-    expected = "memagent: No such command 'aks' (did you mean ask?); see `memagent --help`\n"
-    assert outcome == (2, "", expected)

@@ -6,8 +6,6 @@ from pathlib import Path
 import docx
 import pytest
 
-from memagent import Reader
-from memagent.cli.main import run
 from memagent.documents.document import LINE_BLOCK_CHARS, MAX_HEADINGS, Document, Heading, Place
 from memagent.documents.formats import markdown_headings
 from memagent.documents.loaders import load, load_bytes
@@ -192,21 +190,3 @@ def test_several_chapters_on_one_page_are_told_apart_by_its_headings() -> None:
 def test_a_damaged_table_of_contents_costs_only_the_titles(contents: str) -> None:
     book = load_bytes(make_epub({"OPS/toc.xhtml": contents}), "book.epub")
     assert where(book, "First chapter.") == 'book.epub "One"'
-
-
-# --- what a user sees -----------------------------------------------------------------------------
-
-
-def test_steps_carry_headings_and_lines_and_the_command_shows_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("plan.md").write_bytes(MARKDOWN)
-    trace = Reader("scripted").ask("What is mended?", load(["plan.md"]))
-    assert trace.steps[0].section is not None
-    (place,) = trace.steps[0].section.places
-    assert (place.first_heading, place.last_heading) == (None, "Later")
-    assert (place.first_line, place.last_line) == (1, 23)
-    options = ["--engine", "scripted", "--show-memory", "--run-dir", "run"]
-    assert run(["ask", "plan.md", "-q", "What is mended?", *options]) == 0
-    assert 'section 1 (plan.md up to "Later" lines 1-23)' in capsys.readouterr().err

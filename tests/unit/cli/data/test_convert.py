@@ -9,7 +9,7 @@ import pytest
 from memagent.cli.main import run
 from memagent.data.example import Example, Passage
 from memagent.data.formats.files import read_examples, write_examples
-from memagent.data.formats.original import convert_dataset, kind_of
+from memagent.data.formats.original import kind_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -95,19 +95,3 @@ def test_mistakes_are_one_line(arguments: list[str], message: str, capsys: Captu
     assert message in errors
     assert errors.count("\n") == 1
     assert [path.name for path in Path().iterdir()] == ["ours.jsonl"]
-
-
-def test_python_converts_as_the_command_does(tmp_path: Path) -> None:
-    example = Example(
-        id="a/0",
-        task="hotpotqa",
-        question="q?",
-        answers=("a",),
-        documents=(Passage(title="T", text="text"),),
-    )
-    ours, theirs, again = (tmp_path / name for name in ("a.jsonl", "a.json", "b.jsonl"))
-    write_examples(ours, [example])
-    assert convert_dataset(ours, theirs) == (1, "memagent", "original-eval")
-    assert convert_dataset(theirs, again) == (1, "original-eval", "memagent")
-    (found,) = read_examples(again)
-    assert (found.question, found.answers, found.passages) == ("q?", ("a",), example.passages)
