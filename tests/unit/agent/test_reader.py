@@ -9,6 +9,7 @@ from typing import Any, Unpack, get_type_hints
 import pytest
 
 from memagent import Document, Reader, Step, Trace, open_engine
+from memagent.agent.model_call import Limits
 from memagent.agent.trace import call_seconds
 from memagent.agent.work import plan_reading
 from memagent.config import AgentConfig, ReadingSettings
