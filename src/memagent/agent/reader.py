@@ -86,7 +86,13 @@ class Reader:
             for name, value in settings.items()
             if value not in (own.get(name), fields[name].default)
         )
-        _check_served_window(engine, self.config)
+        served = facts_of(engine).served_window
+        if served is not None and served < self.config.window:
+            raise ConfigError(
+                f"{engine.model} has a window of {served} tokens, less than `window={self.config.window}`; "
+                f"give `window={served}` and, if needed, a lower `chunk_tokens`, or raise the window of the server "
+                f"(OLLAMA_CONTEXT_LENGTH={self.config.window} for Ollama)"
+            )
         self.prompts: PromptSet = prompts_for(self.config)
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
@@ -287,7 +293,10 @@ class Reader:
         if isinstance(document, Chunks):
             return document
         if isinstance(document, str):
-            _check_no_path(document)
+            if len(document) < 256 and len(document.split()) == 1 and Path(document).is_file():
+                raise DocumentError(
+                    f"{document} is a file; read it with Document.load({document!r})"
+                )
             document = Document.from_text(document)
         if not isinstance(document, Document):
             raise DocumentError(
@@ -374,16 +383,6 @@ def _check_names(settings: Mapping[str, object]) -> None:
         )
 
 
-def _check_served_window(engine: Engine, config: AgentConfig) -> None:
-    served = facts_of(engine).served_window
-    if served is not None and served < config.window:
-        raise ConfigError(
-            f"{engine.model} has a window of {served} tokens, less than `window={config.window}`; "
-            f"give `window={served}` and, if needed, a lower `chunk_tokens`, or raise the window of the server "
-            f"(OLLAMA_CONTEXT_LENGTH={config.window} for Ollama)"
-        )
-
-
 def _resolve_tokenizer(
     tokenizer: Tokenizer | str | None, default: str
 ) -> tuple[Tokenizer, str | None]:
@@ -392,9 +391,3 @@ def _resolve_tokenizer(
     if isinstance(tokenizer, str):
         return open_tokenizer(tokenizer), None
     return tokenizer, None
-
-
-def _check_no_path(text: str) -> None:
-    """Raise DocumentError for the name of a file in place of its text."""
-    if len(text) < 256 and len(text.split()) == 1 and Path(text).is_file():
-        raise DocumentError(f"{text} is a file; read it with Document.load({text!r})")

@@ -120,7 +120,13 @@ def _decode_as_named(data: bytes, source: str, encoding: str) -> str:
 
 def _decode_detected(data: bytes, source: str, declared: str | None) -> str:
     if marked := bom_encoding(data):
-        return _decode_marked(data, source, marked)
+        try:
+            return data.decode(marked).removeprefix("\ufeff")
+        except UnicodeDecodeError as error:
+            raise DocumentError(
+                f"{source} begins with the mark of {marked}, but byte {error.start} does not decode; "
+                "repair it, or name its `encoding`"
+            ) from error
     if looks_binary(data[:HEAD_BYTES]):
         raise binary_error(source)
     try:
@@ -149,16 +155,6 @@ def binary_error(source: str, advice: str | None = None) -> DocumentError:
     """The refusal of binary data; `advice` says what to do with this kind of file."""
     advice = advice or "if it is UTF-16 text, give `encoding=utf-16-le`"
     return DocumentError(f"{source} is binary, not text; {advice}")
-
-
-def _decode_marked(data: bytes, source: str, encoding: str) -> str:
-    try:
-        return data.decode(encoding).removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise DocumentError(
-            f"{source} begins with the mark of {encoding}, but byte {error.start} does not decode; "
-            "repair it, or name its `encoding`"
-        ) from error
 
 
 def _sample(data: bytes, bad: int) -> bytes:

@@ -130,7 +130,7 @@ def _has(folder: str, names: Iterable[str]) -> bool:
 def _is_file(entry: os.DirEntry[str]) -> bool:
     """Whether to read an entry. Links that lead nowhere count, so that they are reported."""
     if entry.is_symlink():
-        return not os.path.exists(entry.path) and not _is_loop(entry.path)
+        return not os.path.exists(entry.path) and not os.path.islink(os.path.realpath(entry.path))
     return entry.is_file()
 
 
@@ -140,10 +140,6 @@ def _leads_outside(entry: os.DirEntry[str], root: Path) -> bool:
         return False
     target = os.path.realpath(entry.path)
     return os.path.isfile(target) and not Path(target).is_relative_to(root)
-
-
-def _is_loop(link: str) -> bool:
-    return os.path.islink(os.path.realpath(link))
 
 
 def _is_ignored(path: str, rules: tuple[_Rules, ...]) -> bool:

@@ -132,11 +132,8 @@ class EndpointEngine(BaseEngine):
         self._policy_version: int | None = None
         """Of completions; None while the weights do not change."""
         self._has_answered = False
-        self._why_unlisted = ""
+        self._unlisted: Exception | None = None
         """Why the endpoint did not list its models."""
-        self._refused_key = False
-        self._has_no_list = False
-        self._is_unreachable = False
         self._limit_name = "max_tokens"
         self._encodes_as_text = False
         """True of `memagent serve`: control strings in messages are text there."""
@@ -162,28 +159,15 @@ class EndpointEngine(BaseEngine):
         if not self.model:
             raise ConfigError("no model is chosen; open the engine as openai:MODEL")
         patience = Patience(self.config.patience)
-        while True:
-            result = await self._attempt(messages, sampling)
-            if isinstance(result, Completion):
-                self._has_answered = True
-                num_attempts = patience.num_attempts + result.num_attempts
-                return replace(result, num_attempts=num_attempts)
-            if result.kind != "unreachable":
-                self._has_answered = True
-            await self._wait(result, patience)
+        result = await self._retried(patience, lambda: self._attempt(messages, sampling))
+        return replace(result, num_attempts=patience.num_attempts + result.num_attempts)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """A vector for each text, retried until they come or patience runs out."""
-        patience = Patience(self.config.patience)
         body = {"model": self.model, "input": list(texts), "encoding_format": "float"}
-        while True:
-            result = await self._post(
-                "/embeddings", body, lambda reply: parse_embeddings(reply, num=len(texts))
-            )
-            if not isinstance(result, Failure):
-                self._has_answered = True
-                return result
-            await self._wait(result, patience)
+        parse = partial(parse_embeddings, num=len(texts))
+        patience = Patience(self.config.patience)
+        return await self._retried(patience, lambda: self._post("/embeddings", body, parse))
 
     async def inspect(self) -> None:
         """Ask the endpoint what it serves: the model if only one, its tokenizer, its window.
@@ -240,14 +224,8 @@ class EndpointEngine(BaseEngine):
         try:
             page = json.loads(await client.request("GET", "/models", timeout))
             entries = list(page["data"])
-        except _BadStatus as error:
-            self._why_unlisted = f"HTTP {error.status}: {error}"
-            self._refused_key = error.status in (401, 403)
-            self._has_no_list = error.status == 404
-            return []
-        except (*UNREACHABLE, *UNREADABLE, KeyError, TypeError) as error:
-            self._why_unlisted = _cause(error)
-            self._is_unreachable = isinstance(error, UNREACHABLE)
+        except (_BadStatus, *UNREACHABLE, *UNREADABLE, KeyError, TypeError) as error:
+            self._unlisted = error
             return []
         return [
             entry
@@ -273,16 +251,17 @@ class EndpointEngine(BaseEngine):
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
         """The response to a request that is not for a completion; retried while there is no connection."""
-        patience = Patience(self.config.patience)
-        while True:
+
+        async def attempt() -> Answer | Failure:
             try:
                 reply = await self._client().request("POST", path, self.config.timeout, body)
                 return Answer(200, reply.decode("utf-8", "replace"))
             except _BadStatus as error:
                 return Answer(error.status, self._clean(str(error)))
             except (*UNREACHABLE, *UNREADABLE) as error:
-                failure = Failure(kind="unreachable", reason=self._clean(_cause(error)))
-            await self._wait(failure, patience)
+                return Failure(kind="unreachable", reason=self._clean(_cause(error)))
+
+        return await self._retried(Patience(self.config.patience), attempt)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -299,14 +278,22 @@ class EndpointEngine(BaseEngine):
             client = self._clients[loop] = _Client(self.config)
         return client
 
-    async def _wait(self, failure: Failure, patience: Patience) -> None:
-        """Wait for the next attempt. Raises EngineError when patience has run out."""
-        delay = patience.delay(failure, has_answered=self._has_answered)
-        if delay is None:
-            raise EngineError(self._gave_up(failure, patience))
-        if self.on_retry:
-            self.on_retry(failure, delay)
-        await asyncio.sleep(delay)
+    async def _retried(
+        self, patience: Patience, attempt: Callable[[], Awaitable[T | Failure]]
+    ) -> T:
+        """The result of an attempt that succeeds. Raises EngineError when patience has run out."""
+        while True:
+            result = await attempt()
+            if not isinstance(result, Failure):
+                self._has_answered = True
+                return result
+            self._has_answered |= result.kind != "unreachable"
+            delay = patience.delay(result, has_answered=self._has_answered)
+            if delay is None:
+                raise EngineError(self._gave_up(result, patience))
+            if self.on_retry:
+                self.on_retry(result, delay)
+            await asyncio.sleep(delay)
 
     async def _attempt(
         self, messages: Sequence[Message], sampling: Sampling
@@ -422,16 +409,19 @@ class EndpointEngine(BaseEngine):
             return str(models[0]["id"])
         names = ", ".join(str(entry["id"]) for entry in models[:8])
         why = f"served are {names}" if names else f"{self.address} lists none"
-        reason = f" ({self._clean(self._why_unlisted)})" if self._why_unlisted else ""
-        if not models and self._refused_key:
+        error = None if models else self._unlisted
+        status = error.status if isinstance(error, _BadStatus) else None
+        told = "" if error is None else f"HTTP {status}: {error}" if status else _cause(error)
+        reason = f" ({self._clean(told)})" if told else ""
+        if status in (401, 403):
             raise EngineRefused(
                 f"{self.address} refused the key{reason}; give `api_key`, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL"
             )
-        if not models and self._is_unreachable:
+        if isinstance(error, UNREACHABLE):
             raise ConfigError(
                 f"{self.address} cannot be reached{reason}; check `base_url` and that the server runs"
             )
-        advice = f"; {self._address_advice()}" if not models and self._has_no_list else ""
+        advice = f"; {self._address_advice()}" if status == 404 else ""
         raise ConfigError(f"say which model: `model=NAME`; {why}{reason}{advice}")
 
     def _address_advice(self) -> str:
@@ -464,7 +454,13 @@ class _Client:
     def __init__(self, config: EngineConfig) -> None:
         self.slots = Slots(config.concurrency)
         self._config = config
-        self._connections = _transport(config)
+        hosts = origins(config.base_url or OPENAI_URL)
+        self._connections = HttpxAiohttpClient(
+            event_hooks=_hooks(hosts),
+            verify=_certificates(hosts),
+            follow_redirects=True,
+            limits=httpx.Limits(),  # calls wait for their slot instead
+        )
         self.headers = httpx.Headers(_headers(config))
         self._urls: dict[str, Any] = {}
 
@@ -480,12 +476,18 @@ class _Client:
 
         Raises _BadStatus, one of UNREACHABLE or one of UNREADABLE.
         """
+        content = None
+        if body is not None:
+            options: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
+            content = json.dumps(body, ensure_ascii=False, **options).encode()
+        limits = {"connect": min(CONNECT_SECONDS, seconds)}
+        limits |= dict.fromkeys(("read", "write", "pool"), seconds)
         sent = httpx.Request(
             method,
             self._url(path),
             headers=self.headers,
-            content=None if body is None else _encoded(body),
-            extensions={"timeout": _timeouts(seconds), "on_part": on_part},
+            content=content,
+            extensions={"timeout": limits, "on_part": on_part},
         )
         response = await _within(seconds, self._connections.send(sent))
         if not response.is_success:
@@ -494,8 +496,8 @@ class _Client:
             except UNREADABLE:
                 told = response.text
             raise _BadStatus(response.status_code, response.headers, told)
-        content: bytes = response.content
-        return content
+        received: bytes = response.content
+        return received
 
     async def aclose(self) -> None:
         await self._connections.aclose()
@@ -510,15 +512,6 @@ class _Client:
                 url = url.copy_merge_params({"api-version": version})
             self._urls[path] = url
         return self._urls[path]
-
-
-def _encoded(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _timeouts(seconds: float) -> dict[str, float]:
-    connect = min(CONNECT_SECONDS, seconds)
-    return {"connect": connect, "read": seconds, "write": seconds, "pool": seconds}
 
 
 class _BadStatus(Exception):
@@ -654,17 +647,6 @@ def _azure_deployment(config: EngineConfig) -> str:
     """The name of the Azure deployment that the address stands for, or nothing."""
     match = _azure_path.search(urlsplit(config.base_url or "").path)
     return match.group(1) if match else ""
-
-
-def _transport(config: EngineConfig) -> httpx.AsyncClient:
-    """The HTTP client, which trusts no endpoint; see `_hooks`. aiohttp sends with less work than httpx alone."""
-    hosts = origins(config.base_url or OPENAI_URL)
-    return HttpxAiohttpClient(
-        event_hooks=_hooks(hosts),
-        verify=_certificates(hosts),
-        follow_redirects=True,
-        limits=httpx.Limits(),  # calls wait for their slot instead
-    )
 
 
 def _certificates(hosts: frozenset[str]) -> ssl.SSLContext:

@@ -68,7 +68,12 @@ def yarn_settings(
         return None
     if window is not None and factor is not None:
         raise ConfigError("give `yarn_window` or `yarn_factor`, not both")
-    _check_architecture(config)
+    architecture = config.get("model_type")
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"YaRN is set for {', '.join(ARCHITECTURES)}, not for {architecture}; leave "
+            "`yarn_window` and `yarn_factor` out"
+        )
     scaling = _scaling(config)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ("default", "yarn"):
@@ -94,15 +99,6 @@ def vllm_arguments(settings: YarnSettings) -> list[str]:
     """The arguments that make vLLM stretch the model in the same way."""
     overrides = json.dumps(settings.overrides, separators=(",", ":"))
     return ["--hf-overrides", overrides, "--max-model-len", str(settings.window)]
-
-
-def _check_architecture(config: Mapping[str, Any]) -> None:
-    architecture = config.get("model_type")
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(
-            f"YaRN is set for {', '.join(ARCHITECTURES)}, not for {architecture}; leave "
-            "`yarn_window` and `yarn_factor` out"
-        )
 
 
 def _scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -194,7 +194,13 @@ class Guard:
         self._gate.check_open()
         with self._own_place(holder):
             if has_body:
-                _check_type(headers, self._types[path])
+                expected = self._types[path]
+                kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+                # cross-site requests of web pages cannot have the type of JSON
+                if kind != expected:
+                    raise ApiError(
+                        400, f"send `Content-Type: {expected}`", code="invalid_content_type"
+                    )
                 body = await self._bodies.receive(exchange.receive, holder)
                 if body is None:  # the client has left
                     return
@@ -257,12 +263,6 @@ async def _cut_off(scope: Scope, exchange: _Exchange) -> None:
         else:
             event = f"data: {json.dumps(error.body())}\n\n".encode()
             await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
-
-
-def _check_type(headers: Headers, expected: str) -> None:
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != expected:  # cross-site requests of web pages cannot have the type of JSON
-        raise ApiError(400, f"send `Content-Type: {expected}`", code="invalid_content_type")
 
 
 class _Bodies:

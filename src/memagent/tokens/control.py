@@ -61,7 +61,10 @@ class ControlTokens:
         self.strings = sorted({one.content for one in control if one.content}, key=len)[::-1]
         """Longest first, as tokenizers look for them."""
         self._pattern = re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")
-        self._prefix = _common_start(self.strings)
+        pairs = zip(min(self.strings, default=""), max(self.strings, default=""), strict=False)
+        self._prefix = "".join(
+            char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)
+        )
         """Found much faster than the pattern, and most texts do not have it."""
         self._is_normalized = any(one.is_normalized for one in control)
         self._source = source
@@ -190,11 +193,6 @@ class _RenamedTokenizer:
             else:
                 found += [part for char in string for part in self.encoding(char).ids]
         return found
-
-
-def _common_start(strings: Sequence[str]) -> str:
-    pairs = zip(min(strings, default=""), max(strings, default=""), strict=False)
-    return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _unknown_token(model: dict[str, Any]) -> str | None:

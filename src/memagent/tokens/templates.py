@@ -90,7 +90,14 @@ class _Renderer:
                 if self._process is None or self._process.poll() is not None:
                     self._start()
                 if not self._is_ready:
-                    self._wait()
+                    try:
+                        self._exchange(json.dumps(_PING).encode(), START_SECONDS)
+                    except (OSError, EOFError):
+                        self._end()
+                        raise ConfigError(
+                            "the process that renders chat templates does not start"
+                        ) from None
+                    self._is_ready = True
                 try:
                     return self._exchange(body, SECONDS + len(body) / BYTES_PER_SECOND)
                 except TimeoutError as error:
@@ -113,14 +120,6 @@ class _Renderer:
             bufsize=0,
         )
         self._is_ready = False
-
-    def _wait(self) -> None:
-        try:
-            self._exchange(json.dumps(_PING).encode(), START_SECONDS)
-        except (OSError, EOFError):
-            self._end()
-            raise ConfigError("the process that renders chat templates does not start") from None
-        self._is_ready = True
 
     def _exchange(self, body: bytes, seconds: float) -> dict[str, Any]:
         process = self._process

@@ -114,7 +114,12 @@ class HuggingFaceTokenizer:
         check_tokenizer(file)
         self._template = _template_of(file.parent, name)
         self.knows_template = self._template is not None
-        self._backend = _open_backend(file)
+        import tokenizers
+
+        with foreign_file(file, "is not a tokenizer"):
+            self._backend = tokenizers.Tokenizer.from_file(str(file))
+        self._backend.no_truncation()  # some published files truncate or pad, and a count must not
+        self._backend.no_padding()
 
     @classmethod
     def from_path(cls, path: Path, name: str) -> HuggingFaceTokenizer:
@@ -218,16 +223,6 @@ class ModelTokenizer(HuggingFaceTokenizer):
 
     def _guard(self) -> AbstractContextManager[None]:
         return foreign_file(self.name, "has a tokenizer that fails", error=EngineRefused)
-
-
-def _open_backend(file: Path) -> tokenizers.Tokenizer:
-    import tokenizers
-
-    with foreign_file(file, "is not a tokenizer"):
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    backend.no_truncation()  # some published files truncate or pad, and a count must not
-    backend.no_padding()
-    return backend
 
 
 class _HuggingFaceMeasured:

@@ -35,7 +35,13 @@ def step_prompt(trace: StoredTrace, number: int, document: Document | None) -> J
     if trace.prompts is None or step.kind not in ("read", "merge", "answer"):
         raise RunError("the wording of this call is not stored with the run")
     if step.kind == "answer":
-        return _answer_prompt(trace, step, trace.prompts)
+        messages = trace.prompts.answer_messages(
+            question=trace.question,
+            memory=with_ledger(step.memory, step.shown),
+            num_sections=len(_section_starts(trace)),
+            answer_tokens=_setting(trace, "answer_tokens"),
+        )
+        return _shown(messages, None)
     if step.kind == "merge":
         return _merge_prompt(trace, number, trace.prompts)
     return _section_prompt(trace, number, trace.prompts, document)
@@ -71,23 +77,17 @@ def _merge_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
     notes = [
         (extents.place(place, number_at), trace.step_at(place).memory) for place in step.inputs
     ]
-    is_last = merged == _notes_of(trace, step.round)
+    is_last = merged == {
+        place
+        for place, head in enumerate(trace.heads)
+        if head["kind"] == "read" and head.get("round") == step.round and head["memory_chars"]
+    }
     earlier = _last_merge(trace, (step.round or 1) - 1) if is_last else None
     messages = prompts.merge_messages(
         question=trace.question,
         notes=notes,
         memory=earlier.memory if earlier else "",
         memory_tokens=_setting(trace, "memory_tokens"),
-    )
-    return _shown(messages, None)
-
-
-def _answer_prompt(trace: StoredTrace, step: Step, prompts: PromptSet) -> Json:
-    messages = prompts.answer_messages(
-        question=trace.question,
-        memory=with_ledger(step.memory, step.shown),
-        num_sections=len(_section_starts(trace)),
-        answer_tokens=_setting(trace, "answer_tokens"),
     )
     return _shown(messages, None)
 
@@ -117,15 +117,6 @@ def _reads_under(number: int, heads: Sequence[_PlacedHead]) -> set[int]:
             return reads
         level, seen = below, {*seen, *below}
     raise RunError("the run does not store what this step merged")
-
-
-def _notes_of(trace: StoredTrace, round_number: int | None) -> set[int]:
-    """The steps of a round that noted something."""
-    return {
-        place
-        for place, head in enumerate(trace.heads)
-        if head["kind"] == "read" and head.get("round") == round_number and head["memory_chars"]
-    }
 
 
 def _last_merge(trace: StoredTrace, round_number: int) -> Step | None:

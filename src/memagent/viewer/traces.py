@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from memagent.agent.evidence.ledger import ledger_of, without_sources
-from memagent.agent.evidence.quotes import Quote
 from memagent.agent.journal import read_reading
 from memagent.agent.prompts import BOX, PROMPT_SETS, PromptSet, parse_prompts
 from memagent.agent.trace import Step, Trace, is_sound, journal_entry
@@ -176,7 +175,17 @@ def step_detail(trace: StoredTrace, number: int, document: Document | None) -> J
         "missing": step.missing,
         "num_attempts": step.num_attempts,
         "is_estimated": step.usage.is_estimated,
-        "quotes": [_quote(quote) for quote in step.quotes],
+        "quotes": [
+            {
+                "text": quote.text,
+                "start": quote.start,
+                "end": quote.end,
+                "where": ", ".join(map(str, quote.places)),
+                "item": quote.item,
+                "value": quote.value,
+            }
+            for quote in step.quotes
+        ],
         "cited": None if step.cited is None else list(step.cited),
         "unread": [list(span) for span in step.unread],
         "has_text": document is not None and step.section is not None,
@@ -260,17 +269,6 @@ def stored_prompts(values: Mapping[str, Any]) -> PromptSet | None:
         return parse_prompts(known, source="run.json")
     except ConfigError:
         return None
-
-
-def _quote(quote: Quote) -> Json:
-    return {
-        "text": quote.text,
-        "start": quote.start,
-        "end": quote.end,
-        "where": ", ".join(map(str, quote.places)),
-        "item": quote.item,
-        "value": quote.value,
-    }
 
 
 # --- what changes in a memory ---------------------------------------------------------------------

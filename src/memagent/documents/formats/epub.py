@@ -97,7 +97,10 @@ class _Package:
 
     @classmethod
     def read(cls, archive: zipfile.ZipFile, raw: RawFile) -> _Package:
-        path = _package_path(archive, raw)
+        rootfile = _xml(archive, CONTAINER, raw).find(".//{*}rootfile")
+        path = rootfile.get("full-path") if rootfile is not None else None
+        if path is None:
+            raise damaged(raw, "epub", f"{CONTAINER} names no package", _ADVICE)
         return cls(_xml(archive, path, raw), posixpath.dirname(path))
 
     def path(self, item: ElementTree.Element) -> str:
@@ -173,14 +176,6 @@ def _pages(archive: zipfile.ZipFile, paths: list[str], raw: RawFile) -> Iterator
             decode(data, f"{raw.source} ({path})", declared=declared_charset(data)) if data else ""
         )
         yield path, _EMPTY_TAG.sub(_with_end_tag, page)
-
-
-def _package_path(archive: zipfile.ZipFile, raw: RawFile) -> str:
-    rootfile = _xml(archive, CONTAINER, raw).find(".//{*}rootfile")
-    path = rootfile.get("full-path") if rootfile is not None else None
-    if path is None:
-        raise damaged(raw, "epub", f"{CONTAINER} names no package", _ADVICE)
-    return path
 
 
 def _encrypted(archive: zipfile.ZipFile, raw: RawFile) -> set[str]:

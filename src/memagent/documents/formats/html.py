@@ -124,15 +124,15 @@ def _walk(root: Tag) -> Iterator[tuple[Tag | str, bool]]:
             stack.pop()
             yield tag, True
         elif isinstance(child, Tag):
-            if not _is_dropped(child):
+            if not (
+                child.name in DROPPED
+                or child.has_attr("hidden")
+                or child.get("role") == "navigation"
+            ):
                 yield child, False
                 stack.append((child, iter(child.contents)))
         elif type(child) is NavigableString or type(child) is CData:  # not comments and the like
             yield str(child), False
-
-
-def _is_dropped(tag: Tag) -> bool:
-    return tag.name in DROPPED or tag.has_attr("hidden") or tag.get("role") == "navigation"
 
 
 @dataclass(slots=True)
@@ -203,7 +203,12 @@ class _Layout:
             row = self._rows.pop()
             if self._rows:
                 self._rows[-1].has_code |= row.has_code
-            self._add_row(row)
+            if row.is_arrangement:  # blocks; a row of data is on one line
+                for cell in row.cells:
+                    self._flow.break_line(1)
+                    self._flow.add_exactly(cell)
+            elif any(row.cells):
+                self._flow.add_exactly(" | ".join(" ".join(cell.split()) for cell in row.cells))
         elif tag.name in LISTS:
             self._items.pop()
         elif tag.name == "pre":
@@ -232,15 +237,6 @@ class _Layout:
             return "- "
         self._items[-1] += 1
         return f"{self._items[-1]}. "
-
-    def _add_row(self, row: _Row) -> None:
-        """A row of data on one line; a row that only arranges the page as blocks."""
-        if row.is_arrangement:
-            for cell in row.cells:
-                self._flow.break_line(1)
-                self._flow.add_exactly(cell)
-        elif any(row.cells):
-            self._flow.add_exactly(" | ".join(" ".join(cell.split()) for cell in row.cells))
 
 
 def _is_cell(tag: Tag) -> bool:

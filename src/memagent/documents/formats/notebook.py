@@ -23,7 +23,8 @@ def read_notebook(raw: RawFile) -> Document:
     try:
         notebook = json.loads(decode(raw.data, raw.source))
         cells = _cells(notebook)
-        language = _language(notebook)
+        metadata = notebook.get("metadata", {})
+        language = str(metadata.get("language_info", {}).get("name", ""))
         blocks = [block for cell in cells for block in _blocks(cell, language)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(raw, "notebook", error, _ADVICE) from error
@@ -37,11 +38,6 @@ def _cells(notebook: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(cells, list):
         raise TypeError("cells is not a list")
     return cells
-
-
-def _language(notebook: dict[str, Any]) -> str:
-    metadata = notebook.get("metadata", {})
-    return str(metadata.get("language_info", {}).get("name", ""))
 
 
 def _blocks(cell: dict[str, Any], language: str) -> Iterator[str]:

@@ -45,7 +45,9 @@ def _open(raw: RawFile) -> PdfReader:
         from pypdf import PdfReader
     except ImportError as error:
         raise missing_library("pypdf", raw.source) from error
-    _silence()
+    logger = logging.getLogger("pypdf")  # remarks on sloppy files, unless a user has set its level
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         reader = PdfReader(io.BytesIO(raw.data))
         # Many files are locked against printing only and open with the empty password.
@@ -88,10 +90,3 @@ def _refusal(raw: RawFile, error: Exception, *, page: int | None = None) -> Docu
         return DocumentError(f"{raw.source} is encrypted ({one_line(error, 120)}); {_UNLOCK}")
     where = f"page {page}: {one_line(error, 120)}" if page is not None else error
     return damaged(raw, "pdf", where, _REPAIR)
-
-
-def _silence() -> None:
-    """Keep pypdf's remarks on sloppy files off the terminal, unless a user has set its log level."""
-    logger = logging.getLogger("pypdf")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.CRITICAL + 1)

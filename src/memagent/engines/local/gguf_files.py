@@ -96,7 +96,14 @@ class GgufHeader:
 
 def open_header(path: Path) -> GgufHeader:
     """The header of a file; converted once, then read from the cache."""
-    folder = _kept_folder(path)
+    try:
+        digest = hashlib.sha256(str(path.stat().st_size).encode())
+        with path.open("rb") as stream:
+            digest.update(stream.read(HEADER_BYTES))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}") from None
+    cache = user_cache_path("memagent", appauthor=False) / "gguf"
+    folder = cache / f"{digest.hexdigest()[:32]}-{FORMAT}"
     try:
         header = _load(folder)
     except FileNotFoundError:
@@ -105,7 +112,10 @@ def open_header(path: Path) -> GgufHeader:
         shutil.rmtree(folder, ignore_errors=True)
         header = _convert(path, folder)
     mark_used(folder)
-    _check_length(path, header)
+    end = max((tensor.offset + tensor.num_bytes for tensor in header.tensors), default=0)
+    size = path.stat().st_size
+    if size < end:
+        raise ConfigError(f"{path} is truncated: {size:,} of {end:,} bytes; download it again")
     return header
 
 
@@ -117,17 +127,6 @@ def known_name(tensor: GgufTensor) -> str:
 
 
 # --- the cached header ----------------------------------------------------------------------------
-
-
-def _kept_folder(path: Path) -> Path:
-    try:
-        digest = hashlib.sha256(str(path.stat().st_size).encode())
-        with path.open("rb") as stream:
-            digest.update(stream.read(HEADER_BYTES))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {reason_of(error)}") from None
-    cache = user_cache_path("memagent", appauthor=False) / "gguf"
-    return cache / f"{digest.hexdigest()[:32]}-{FORMAT}"
 
 
 def _load(folder: Path) -> GgufHeader:
@@ -182,13 +181,6 @@ def _read(path: Path) -> GgufContents:
         raise ConfigError(
             f"{path} is not a readable GGUF file ({error}); it may be truncated, download it again"
         ) from None
-
-
-def _check_length(path: Path, header: GgufHeader) -> None:
-    end = max((tensor.offset + tensor.num_bytes for tensor in header.tensors), default=0)
-    size = path.stat().st_size
-    if size < end:
-        raise ConfigError(f"{path} is truncated: {size:,} of {end:,} bytes; download it again")
 
 
 def _refusal(fields: _Fields, contents: GgufContents) -> str | None:

@@ -63,7 +63,12 @@ def plan_launches(
         arguments += ["--middleware", ROUTE_GUARD]
         paths = (str(INSIDE), environment.get("PYTHONPATH"))
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    folder = _log_folder(config.vllm_log_dir)
+    default = user_state_path("memagent", appauthor=False) / "vllm"
+    folder = Path(config.vllm_log_dir).expanduser() if config.vllm_log_dir else default
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"`vllm_log_dir={folder}` cannot be created: {error.strerror}") from None
     api_key = secrets.token_urlsafe(24)
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     return [
@@ -203,13 +208,3 @@ def gpu_groups(
         )
     starts = range(0, needed, tensor_parallel_size)
     return [tuple(devices[start : start + tensor_parallel_size]) for start in starts]
-
-
-def _log_folder(given: str | None) -> Path:
-    default = user_state_path("memagent", appauthor=False) / "vllm"
-    folder = Path(given).expanduser() if given else default
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"`vllm_log_dir={folder}` cannot be created: {error.strerror}") from None
-    return folder
