@@ -1,7 +1,6 @@
 """Texts that grow or change between two requests for the same answer: the gateway reads only what is new."""
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-from memagent.serve.reading.state import DATABASE, GatewayState
 from tests.support.gateways import (
     FACT,
     MODEL,
@@ -190,19 +188,3 @@ def test_citations_of_carried_sections_name_the_file_as_it_is_called_now(gateway
     assert reply.reading["stored_steps"] > 5
     found = cited["file_citation"]
     assert (found["filename"], found["file_id"]) == ("new.txt", file.id)
-
-
-def test_the_state_of_an_earlier_version_is_taken_over(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / DATABASE) as database:
-        database.execute(
-            "CREATE TABLE readings (id TEXT PRIMARY KEY, owner TEXT NOT NULL, source TEXT NOT NULL, "
-            "num_chars INTEGER NOT NULL, is_finished INTEGER NOT NULL, created REAL NOT NULL, "
-            "updated REAL NOT NULL)"
-        )
-        database.execute("INSERT INTO readings VALUES ('a', 'anna', 'text', 5, 1, 1.0, 1.0)")
-    database.close()
-    for _ in range(2):
-        with GatewayState(tmp_path) as state:
-            assert state.begin_reading("anna", "b", "text", 6, "series").name == "b"
-            assert [reading.id for reading in state.readings_of("anna")] == ["b", "a"]
-            assert [path.name for path in state.earlier_readings("series", "c", 8)] == ["b"]

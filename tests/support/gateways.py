@@ -7,8 +7,9 @@ with serving_gateway(tmp_path) as gateway:
 import asyncio
 import json
 import socket
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from memagent.config import GatewayConfig, ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.engines.scripted import ScriptedEngine, keyword_reply
 from memagent.serve.reading.app import gateway_app
-from memagent.serve.reading.state import GatewayState, state_folder
+from memagent.serve.reading.state import DATABASE, GatewayState, state_folder
 from memagent.serve.run import serving
 from memagent.types import Completion, Message, Sampling
 
@@ -37,6 +38,12 @@ SMALL: dict[str, Any] = {
     "answer_tokens": 64,
 }
 """Reading settings for which a few pages are a long text."""
+
+
+def readings_of(state: GatewayState) -> list[str]:
+    """Ids of the readings that are kept, the newest first."""
+    with closing(sqlite3.connect(state.folder / DATABASE)) as database:
+        return [row[0] for row in database.execute("SELECT id FROM readings ORDER BY updated DESC")]
 
 
 _plain = httpx.Client(timeout=60, trust_env=False)

@@ -56,6 +56,7 @@ CREATE TABLE IF NOT EXISTS readings (
     is_finished INTEGER NOT NULL, created REAL NOT NULL, updated REAL NOT NULL,
     series TEXT NOT NULL DEFAULT ''
 );
+CREATE INDEX IF NOT EXISTS readings_of_series ON readings (series, updated);
 CREATE TABLE IF NOT EXISTS file_readings (
     file_id TEXT NOT NULL, reading_id TEXT NOT NULL, PRIMARY KEY (file_id, reading_id)
 );
@@ -81,17 +82,6 @@ class StoredFile:
     purpose: str
     num_bytes: int
     created: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredReading:
-    """A reading, finished or not."""
-
-    id: str
-    source: str
-    num_chars: int
-    is_finished: bool
-    updated: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,20 +127,8 @@ class GatewayState:
                 "PRAGMA synchronous=FULL"
             )  # NORMAL: a power cut loses the last rows
             self._database.executescript(TABLES)
-            self._add_series()
             self._remove_unlisted()
             self._database.execute(CHECKPOINT).fetchall()  # its tables have their room from now on
-
-    def _add_series(self) -> None:
-        """Give the readings of an earlier version the column that they lack."""
-        columns = [row[1] for row in self._database.execute("PRAGMA table_info(readings)")]
-        if "series" not in columns:
-            self._database.execute(
-                "ALTER TABLE readings ADD COLUMN series TEXT NOT NULL DEFAULT ''"
-            )
-        self._database.execute(
-            "CREATE INDEX IF NOT EXISTS readings_of_series ON readings (series, updated)"
-        )
 
     def _remove_unlisted(self) -> None:
         """Delete what was left of files by a process that was killed while it added or deleted them.
@@ -279,20 +257,6 @@ class GatewayState:
             "UPDATE readings SET is_finished = ?, updated = ? WHERE id = ?",
             (int(is_finished), time.time(), reading_id),
         )
-
-    def readings_of(self, owner: str) -> list[StoredReading]:
-        """Readings of an owner, the newest first."""
-        rows = self._rows(
-            "SELECT id, source, num_chars, is_finished, updated FROM readings WHERE owner = ? "
-            "ORDER BY updated DESC",
-            (owner,),
-        )
-        return [
-            StoredReading(
-                id=row[0], source=row[1], num_chars=row[2], is_finished=bool(row[3]), updated=row[4]
-            )
-            for row in rows
-        ]
 
     def old_readings(self, *, keep_days: float) -> list[str]:
         """Readings without a step for so many days, by id."""
