@@ -474,7 +474,7 @@ def prompt_shas(trace: Trace, text: str) -> Iterator[str]:
     memory = ""
     for step in trace.steps:
         if step.section is not None:
-            messages = prompts.read_messages(
+            messages = prompts.section_messages(
                 question=trace.question,
                 section=text[step.section.start : step.section.end],
                 memory=memory,

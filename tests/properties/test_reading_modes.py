@@ -146,7 +146,7 @@ def test_with_all_options_off_a_reading_is_the_plain_loop(
     prompts = PROMPT_SETS["default"]
     memory, expected = "", []
     for chunk in split(Document.from_text(text), BYTES, chunk_tokens=chunk_tokens):
-        messages = prompts.read_messages(
+        messages = prompts.section_messages(
             question=QUESTION,
             section=chunk.text,
             memory=memory,

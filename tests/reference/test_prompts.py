@@ -25,7 +25,7 @@ def conversations() -> dict[str, list[Message]]:
     found: dict[str, list[Message]] = {}
     for name, prompts in PROMPT_SETS.items():
         for state, memory in (("first", ""), ("later", MEMORY)):
-            found[f"{name}.read_{state}"] = prompts.read_messages(
+            found[f"{name}.read_{state}"] = prompts.section_messages(
                 question=QUESTION,
                 section=SECTION,
                 memory=memory,

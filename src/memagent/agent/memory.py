@@ -39,18 +39,13 @@ class ReadingState(NamedTuple):
 
     def after_read(self, step: Step, num_tokens: int) -> ReadingState:
         """The state after one more section."""
-        certainty = _with_lines(self.certainty, self.memory, step)
+        certainty = self.certainty
+        if step.memory != self.memory and step.logprob is not None:
+            lines = set(step.memory.split("\n"))
+            new = lines - set(self.memory.split("\n"))  # which share what the reply has
+            certainty = {line: value for line, value in certainty.items() if line in lines}
+            certainty |= dict.fromkeys(new, step.logprob / max(1, len(new)))
         return ReadingState(step.memory, num_tokens, "enough" in step.flags, certainty)
-
-
-def _with_lines(certainty: Mapping[str, float], old: str, step: Step) -> dict[str, float]:
-    """Lines that a step adds share the log-probability of its reply; those it drops are forgotten."""
-    if step.memory == old or step.logprob is None:
-        return dict(certainty)
-    lines = set(step.memory.split("\n"))
-    new = lines - set(old.split("\n"))
-    kept = {line: value for line, value in certainty.items() if line in lines}
-    return kept | {line: step.logprob / len(new) for line in new}
 
 
 class Rewritten(NamedTuple):

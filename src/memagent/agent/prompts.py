@@ -79,53 +79,34 @@ class PromptSet:
     nothing: str = NOTHING
     """The reply to a section that holds nothing for the question, besides an empty one."""
 
-    def read_messages(
-        self, *, question: str, section: str, memory: str, section_number: int, memory_tokens: int
-    ) -> list[Message]:
-        """The conversation that reads one section in order."""
-        return self.section_messages(
-            is_parallel=False,
-            question=question,
-            section=section,
-            memory=memory,
-            section_number=section_number,
-            memory_tokens=memory_tokens,
-        )
-
     def section_messages(
         self,
         *,
-        is_parallel: bool,
         question: str,
         section: str,
         memory: str,
         section_number: int,
         memory_tokens: int,
+        is_parallel: bool = False,
     ) -> list[Message]:
         """The conversation for one section: with notes on it alone in parallel mode, else with the memory."""
-        values = self._values(question, memory, memory_tokens)
-        values |= {"section": section, "section_number": str(section_number)}
-        return self._messages(self.note if is_parallel else self.read, values)
+        more = {"section": section, "section_number": str(section_number)}
+        template = self.note if is_parallel else self.read
+        return self._messages(template, question, memory, memory_tokens, more)
 
     def merge_messages(
         self, *, question: str, notes: Sequence[tuple[str, str]], memory: str, memory_tokens: int
     ) -> list[Message]:
         """The conversation that merges notes, each with the sections it is on, into one memory."""
         blocks = "\n\n".join(note_block(place, text) for place, text in notes)
-        values = self._values(question, memory, memory_tokens)
-        return self._messages(self.merge, {**values, "notes": blocks})
+        return self._messages(self.merge, question, memory, memory_tokens, {"notes": blocks})
 
     def answer_messages(
         self, *, question: str, memory: str, num_sections: int, answer_tokens: int
     ) -> list[Message]:
         """The conversation that answers from the last memory."""
-        values = {
-            "question": question,
-            "memory": memory or self.empty_memory,
-            "num_sections": str(num_sections),
-            "answer_tokens": str(answer_tokens),
-        }
-        return self._messages(self.answer, values)
+        more = {"num_sections": str(num_sections), "answer_tokens": str(answer_tokens)}
+        return self._messages(self.answer, question, memory, 0, more)
 
     @property
     def sha256(self) -> str:
@@ -143,14 +124,6 @@ class PromptSet:
         """Fingerprint of the wording of notes and merges."""
         wording = [self.note, self.merge, self.nothing]
         return hashlib.sha256(json.dumps(wording).encode()).hexdigest()
-
-    def _values(self, question: str, memory: str, memory_tokens: int) -> dict[str, str]:
-        return {
-            "question": question,
-            "memory": memory or self.empty_memory,
-            "memory_tokens": str(memory_tokens),
-            "memory_words": str(memory_tokens * 3 // 4),
-        }
 
     def change_of(self, reply: str, memory: str = "") -> MemoryChange:
         """What a reply does to the memory, and with which text.
@@ -179,7 +152,16 @@ class PromptSet:
             return "\n".join(lines[len(kept) :])
         return f"{self.replace}\n{new}"
 
-    def _messages(self, template: str, values: dict[str, str]) -> list[Message]:
+    def _messages(
+        self, template: str, question: str, memory: str, memory_tokens: int, more: dict[str, str]
+    ) -> list[Message]:
+        values = {
+            "question": question,
+            "memory": memory or self.empty_memory,
+            "memory_tokens": str(memory_tokens),
+            "memory_words": str(memory_tokens * 3 // 4),
+            **more,
+        }
         user: Message = {"role": "user", "content": fill(template, values)}
         return [user] if self.system is None else [{"role": "system", "content": self.system}, user]
 
@@ -204,12 +186,9 @@ def bare(reply: str) -> str:
 
 def fill(template: str, values: dict[str, str]) -> str:
     """The template with its slots filled, in one pass: braces inside the values stay as they are."""
-
-    def replacement(match: re.Match[str]) -> str:
-        literal, name = match.groups()
-        return "{" + literal + "}" if literal is not None else values[name]
-
-    return _slot.sub(replacement, template)
+    return _slot.sub(
+        lambda match: values[match[2]] if match[1] is None else "{" + match[1] + "}", template
+    )
 
 
 NO_CHANGE = "No change."

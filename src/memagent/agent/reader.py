@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -75,7 +75,13 @@ class Reader:
             raise ConfigError(
                 f"give either config or single settings, not both: {sorted(settings)}"
             )
-        _check_names(settings)
+        of_engines = {
+            name for each in SETTINGS.values() for one in each for name in one.model_fields
+        }
+        if name := next((each for each in settings if each in of_engines), None):
+            raise ConfigError(
+                f"`{name}` is a setting of the engine, not of the reader; give it to open_engine"
+            )
         engine = open_engine(engine) if isinstance(engine, str) else engine
         self.engine: Engine = engine
         own = facts_of(engine).reading_defaults
@@ -95,7 +101,12 @@ class Reader:
             )
         self.prompts: PromptSet = prompts_for(self.config)
         self.limits = limits or Limits()
-        self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
+        self.tokenizer: Tokenizer
+        self.tokenizer_note: str | None = None
+        if tokenizer is None:
+            self.tokenizer, self.tokenizer_note = tokenizer_for_model(engine.tokenizer)
+        else:
+            self.tokenizer = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         check_section_ends(self.config, self.tokenizer, engine.model)
         if self.config.joins_memories and not self.prompts.no_change:
             raise ConfigError(
@@ -370,24 +381,3 @@ def check_section_ends(config: AgentConfig, tokenizer: Tokenizer, model: str) ->
             f"`section_ends=exact` needs the tokenizer of {model}, which is not available; name one "
             "with `tokenizer`"
         )
-
-
-def _check_names(settings: Mapping[str, object]) -> None:
-    """Raise ConfigError for settings of engines, before an engine is opened."""
-    of_engines = {
-        name for groups in SETTINGS.values() for group in groups for name in group.model_fields
-    }
-    if name := next((each for each in settings if each in of_engines), None):
-        raise ConfigError(
-            f"`{name}` is a setting of the engine, not of the reader; give it to open_engine"
-        )
-
-
-def _resolve_tokenizer(
-    tokenizer: Tokenizer | str | None, default: str
-) -> tuple[Tokenizer, str | None]:
-    if tokenizer is None:
-        return tokenizer_for_model(default)
-    if isinstance(tokenizer, str):
-        return open_tokenizer(tokenizer), None
-    return tokenizer, None

@@ -142,12 +142,12 @@ async def read_in_order(reading: Reading) -> AsyncGenerator[Step, None]:
         numbers = await asyncio.to_thread(_by_relevance, chunks, reading.question)
     state = ReadingState()
     done: list[Step] = []
-    chunk = await _cut_next(chunks, numbers)
+    chunk = await cut_chunk(chunks, next(numbers, None))
     while chunk is not None:
         asked = asyncio.ensure_future(reading.read(chunk, state.memory, state.num_tokens))
         try:
             await asyncio.sleep(0)  # the request is sent; the next section is cut meanwhile
-            upcoming = await _cut_next(chunks, numbers)
+            upcoming = await cut_chunk(chunks, next(numbers, None))
             step, parsed = await asked
         finally:
             asked.cancel()
@@ -183,13 +183,10 @@ def _by_relevance(chunks: Chunks, question: str) -> Iterator[int]:
     return iter([each.number for each in rank_by_words(texts, question, what="`order=relevance`")])
 
 
-async def _cut_next(chunks: Chunks, numbers: Iterator[int]) -> Chunk | None:
-    number = next(numbers, None)
-    return None if number is None else await cut_chunk(chunks, number)
-
-
-async def cut_chunk(chunks: Chunks, index: int) -> Chunk | None:
+async def cut_chunk(chunks: Chunks, index: int | None) -> Chunk | None:
     """The chunk at an index; in a thread if it has to be located, which would hold others up."""
+    if index is None:
+        return None
     if chunks.is_known(index):
         return chunks.get(index)
     return await asyncio.to_thread(chunks.get, index)

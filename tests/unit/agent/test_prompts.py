@@ -17,7 +17,7 @@ def read_prompt(name: str, **values: object) -> str:
         "memory_tokens": 1024,
         **values,
     }
-    (message,) = PROMPT_SETS[name].read_messages(**given)  # type: ignore[arg-type]
+    (message,) = PROMPT_SETS[name].section_messages(**given)  # type: ignore[arg-type]
     return message["content"]
 
 
@@ -47,7 +47,7 @@ def test_a_users_own_template_file_is_used(tmp_path: Path) -> None:
     file.write_text(OWN)
     prompts = open_prompts(str(file))
     assert prompts.name == "mine"
-    messages = prompts.read_messages(
+    messages = prompts.section_messages(
         question="q", section="s", memory="", section_number=1, memory_tokens=8
     )
     assert messages == [

@@ -132,7 +132,7 @@ def test_a_prompt_is_worded_as_it_was_sent(tmp_path: Path) -> None:
     read = steps(Document.from_text(story(8)), 8)[3]
     assert read.section is not None
     section = story(8)[read.section.start : read.section.end]
-    expected = open_prompts("default").read_messages(
+    expected = open_prompts("default").section_messages(
         question=QUESTION,
         section=section,
         memory=memories(8)[2],

@@ -250,7 +250,7 @@ class RightReplies:
     def _shown_memory(self, section: Chunk, prompt: str) -> str:
         """The memory in the prompt of a section, wherever its template has it."""
         has_marks = ReplyFormat.of(self._config).has_marks
-        message = self._prompts.read_messages(
+        message = self._prompts.section_messages(
             question=self._example.question.strip(),
             section=shielded(section.text) if has_marks else section.text,
             memory=MEMORY_MARK,
