@@ -240,6 +240,11 @@ class Done:
     citations: tuple[SourceQuote, ...] = ()
     """What the answer rests on, where evidence is kept."""
 
+    @property
+    def openai_reason(self) -> str:
+        """The finish reason, if it is one of OpenAI's."""
+        return self.finish_reason if self.finish_reason in REASONS else "stop"
+
 
 AnswerEvent = Progress | Delta | Done
 AnswerEvents = AsyncGenerator[AnswerEvent, None]
@@ -298,7 +303,7 @@ class ChatAnswer:
         progress = "".join(answer.progress)
         reasoning: Json = {"reasoning_content": progress} if progress else {}
         cited = [_annotation(one) for one in end.citations]
-        reason = _reason_of(end)
+        reason = end.openai_reason
         return {
             **self._head,
             "object": WHOLE,
@@ -320,7 +325,9 @@ class ChatAnswer:
                     if one.citations:
                         cited = [_annotation(each) for each in one.citations]
                         yield self._chunk({"annotations": cited})
-                    yield self._chunk({}, _reason_of(one))
+                    yield self._chunk(
+                        {}, one.openai_reason
+                    )
                     if self._has_usage:
                         yield event({**self._frame([]), "usage": _usage(one)})
         yield END_OF_EVENTS
@@ -331,10 +338,6 @@ class ChatAnswer:
     def _frame(self, choices: list[Json]) -> Json:
         usage = {"usage": None} if self._has_usage else {}
         return {**self._head, "object": CHUNK, "choices": choices, **usage}
-
-
-def _reason_of(end: Done) -> str:
-    return end.finish_reason if end.finish_reason in REASONS else "stop"
 
 
 def _usage(end: Done) -> Json:

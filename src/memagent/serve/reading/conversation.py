@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memagent.documents.document import Document
@@ -38,6 +38,10 @@ class MessagePart:
     def shown(self) -> str:
         """As a model sees it; a file is headed by its name."""
         return f"===== {self.file.source} =====\n{self.file.text}" if self.file else self.text
+
+    def document(self, role: str) -> Document:
+        """As a text to read."""
+        return self.file or Document.from_text(self.text, role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +93,16 @@ def as_messages(conversation: Sequence[Utterance]) -> list[Message]:
 
 def split_long(conversation: Sequence[Utterance], is_short: IsShort) -> LongText:
     """The question and the text. Raises ApiError where there is no question, or nothing else."""
-    number = _last_user(conversation)
+    users = [number for number, one in enumerate(conversation) if one.role == "user"]
+    number = users[-1] if users else len(conversation) - 1
     instructions = "\n\n".join(one.text for one in conversation if one.is_system).strip()
     is_part = bool(instructions) and is_short(instructions)
     before = [one for one in conversation[:number] if not (is_part and one.is_system)]
-    texts = [document for one in before for document in _documents(one)]
     question, long = _asked(conversation[number], is_short)
+    texts = [piece.document(one.role) for one in before for piece in one.pieces]
     texts += long
-    texts += [document for one in conversation[number + 1 :] for document in _documents(one)]
+    after = conversation[number + 1 :]
+    texts += [piece.document(one.role) for one in after for piece in one.pieces]
     texts = [document for document in texts if document.text.strip()]
     if not question or not texts:
         raise ApiError(
@@ -125,16 +131,6 @@ def split_long(conversation: Sequence[Utterance], is_short: IsShort) -> LongText
     )
 
 
-def _last_user(conversation: Sequence[Utterance]) -> int:
-    users = [number for number, one in enumerate(conversation) if one.role == "user"]
-    return users[-1] if users else len(conversation) - 1
-
-
-def _documents(one: Utterance) -> Iterator[Document]:
-    for piece in one.pieces:
-        yield piece.file or Document.from_text(piece.text, one.role)
-
-
 def _asked(last: Utterance, is_short: IsShort) -> tuple[str, list[Document]]:
     """The question in the last message, and its other texts."""
     long: list[MessagePart] = []
@@ -145,7 +141,7 @@ def _asked(last: Utterance, is_short: IsShort) -> tuple[str, list[Document]]:
         else:
             short.append(piece.text.strip())
     question = "\n".join(filter(None, short))
-    texts = [piece.file or Document.from_text(piece.text, last.role) for piece in long]
+    texts = [piece.document(last.role) for piece in long]
     if question:
         return question, texts
     plain = [number for number, piece in enumerate(long) if not piece.file]
@@ -168,10 +164,11 @@ def cut_question(text: str, is_short: IsShort) -> tuple[str, str]:
     text = text.strip()
     tail = _tail(text, is_short)
     if not any(mark in tail for mark in QUESTION_MARKS):
-        head, found, rest = _parted(text, _blank_line)
+        found = _blank_line.search(text)
+        head = text[: found.start()].strip() if found else ""
         asks = head.endswith(":") or any(mark in head for mark in QUESTION_MARKS)
         if found and asks and is_short(head):
-            return head, rest
+            return head, text[found.end() :].lstrip()
     return tail, text.removesuffix(tail).rstrip() if tail else text
 
 
@@ -184,10 +181,3 @@ def _tail(text: str, is_short: IsShort) -> str:
         if last is not None and is_short(tail := text[last.end() :].strip()):
             return tail
     return ""
-
-
-def _parted(text: str, end: re.Pattern[str]) -> tuple[str, bool, str]:
-    found = end.search(text)
-    if found is None:
-        return text, False, ""
-    return text[: found.start()].strip(), True, text[found.end() :].lstrip()
