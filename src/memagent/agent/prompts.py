@@ -282,20 +282,16 @@ def parse_prompts(values: dict[str, Any], *, source: str) -> PromptSet:
             raise ConfigError(f"{source}: the template {key!r} is missing")
     for key, slots in SLOTS.items():
         if key in values:
-            _check_slots(values[key], key, slots, source)
+            found = {name for _, name in _slot.findall(values[key]) if name}
+            for name in sorted(found - set(slots)):
+                raise ConfigError(
+                    f"{source}: {key} has an unknown slot {{{name}}}; {hint(name, slots)}; "
+                    f"write {{{{{name}}}}} for literal braces"
+                )
+            for name in REQUIRED_SLOTS[key]:
+                if name not in found:
+                    raise ConfigError(f"{source}: {key} lacks the slot {{{name}}}")
     return PromptSet(**{"name": Path(source).stem, **values})
-
-
-def _check_slots(template: str, which: str, slots: tuple[str, ...], source: str) -> None:
-    found = {name for _, name in _slot.findall(template) if name}
-    for name in sorted(found - set(slots)):
-        raise ConfigError(
-            f"{source}: {which} has an unknown slot {{{name}}}; {hint(name, slots)}; "
-            f"write {{{{{name}}}}} for literal braces"
-        )
-    for name in REQUIRED_SLOTS[which]:
-        if name not in found:
-            raise ConfigError(f"{source}: {which} lacks the slot {{{name}}}")
 
 
 PROMPT_SETS: dict[str, PromptSet] = {

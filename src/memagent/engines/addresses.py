@@ -145,25 +145,21 @@ def check_address(config: EngineConfig) -> None:
     if not addresses(config.base_url):
         raise ConfigError("the address of the endpoint is empty; give one, or leave `base_url` out")
     for address in addresses(config.base_url):
-        _check_one(address)
-
-
-def _check_one(address: str) -> None:
-    try:
-        parts = urlsplit(address)
-        _ = parts.port
-    except ValueError as error:
-        raise ConfigError(f"the address of the endpoint is not valid: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = public_url(address)
-        raise ConfigError(
-            f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1"
-        )
-    if parts.username or parts.password:  # they cannot be sent beside a key
-        raise ConfigError(
-            f"leave user and password out of the address {public_url(address)}; "
-            "a key goes into `api_key` or MEMAGENT_API_KEY"
-        )
+        try:
+            parts = urlsplit(address)
+            _ = parts.port
+        except ValueError as error:
+            raise ConfigError(f"the address of the endpoint is not valid: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            shown = public_url(address)
+            raise ConfigError(
+                f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1"
+            )
+        if parts.username or parts.password:  # they cannot be sent beside a key
+            raise ConfigError(
+                f"leave user and password out of the address {public_url(address)}; "
+                "a key goes into `api_key` or MEMAGENT_API_KEY"
+            )
 
 
 # --- windows that servers tell of -----------------------------------------------------------------

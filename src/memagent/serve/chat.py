@@ -325,9 +325,7 @@ class ChatAnswer:
                     if one.citations:
                         cited = [_annotation(each) for each in one.citations]
                         yield self._chunk({"annotations": cited})
-                    yield self._chunk(
-                        {}, one.openai_reason
-                    )
+                    yield self._chunk({}, one.openai_reason)
                     if self._has_usage:
                         yield event({**self._frame([]), "usage": _usage(one)})
         yield END_OF_EVENTS

@@ -125,7 +125,19 @@ def _application(
                 "ingress_deployment_config": {"ray_actor_options": {"num_cpus": 0}},
             }
         )
-    return _local_application(choice, config, num_replicas, resources)
+    serve = _ray_serve()
+
+    def build() -> FastAPI:  # Ray Serve calls functions only, on each replica
+        return replica_app(choice, config)
+
+    deployment = serve.deployment(
+        serve.ingress(build)(_ServedModel),
+        name=APPLICATION,
+        ray_actor_options={"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0.0)},
+        max_constructor_retry_count=CONSTRUCTOR_TRIES,
+        **deployment_settings(config, num_replicas),
+    )
+    return deployment.bind()
 
 
 def llm_settings(
@@ -151,24 +163,6 @@ def deployment_settings(config: ServeConfig, num_replicas: int) -> dict[str, Any
         "graceful_shutdown_timeout_s": config.drain_seconds,
         "graceful_shutdown_wait_loop_s": min(1.0, config.drain_seconds),
     }
-
-
-def _local_application(
-    choice: EngineChoice, config: ServeConfig, num_replicas: int, resources: Bundle
-) -> Any:
-    serve = _ray_serve()
-
-    def build() -> FastAPI:  # Ray Serve calls functions only, on each replica
-        return replica_app(choice, config)
-
-    deployment = serve.deployment(
-        serve.ingress(build)(_ServedModel),
-        name=APPLICATION,
-        ray_actor_options={"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0.0)},
-        max_constructor_retry_count=CONSTRUCTOR_TRIES,
-        **deployment_settings(config, num_replicas),
-    )
-    return deployment.bind()
 
 
 class _ServedModel:

@@ -132,7 +132,33 @@ class HuggingFaceTokenizer:
     @classmethod
     def from_hub(cls, repository: str) -> HuggingFaceTokenizer:
         """From the Hugging Face hub, or from its cache on this machine."""
-        folder = _download_tokenizer(repository)
+        from huggingface_hub import (
+            get_hf_file_metadata,
+            hf_hub_download,
+            hf_hub_url,
+            try_to_load_from_cache,
+        )
+        from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+        try:
+            if not isinstance(try_to_load_from_cache(repository, "tokenizer.json"), str):
+                # fails at once where the download would try again for 23 s
+                get_hf_file_metadata(hf_hub_url(repository, "tokenizer.json"), timeout=5)
+            file = hf_hub_download(repository, "tokenizer.json", etag_timeout=5)
+        except HFValidationError:
+            raise ConfigError(
+                f"no tokenizer is known for {repository!r}; name one with `tokenizer` "
+                "(a folder, a hub id, tiktoken:NAME or estimate)"
+            ) from None
+        except EntryNotFoundError:
+            raise ConfigError(f"{repository} on the hub has no tokenizer.json") from None
+        except Exception as error:  # network, proxy, certificate, access: many types
+            raise ConfigError(
+                f"the tokenizer of {repository!r} cannot be fetched from the hub ({type(error).__name__})"
+            ) from None
+        for name in ("tokenizer_config.json", "chat_template.jinja"):
+            _download_if_present(repository, name)
+        folder = Path(file).parent
         return cls.from_path(folder, repository)
 
     def count(self, text: str) -> int:
@@ -392,37 +418,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {one_line(error)}") from None
     return contents if isinstance(contents, dict) else {}
-
-
-def _download_tokenizer(repository: str) -> Path:
-    """The folder in the hub's cache that holds the tokenizer's files."""
-    from huggingface_hub import (
-        get_hf_file_metadata,
-        hf_hub_download,
-        hf_hub_url,
-        try_to_load_from_cache,
-    )
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
-
-    try:
-        if not isinstance(try_to_load_from_cache(repository, "tokenizer.json"), str):
-            # fails at once where the download would try again for 23 s
-            get_hf_file_metadata(hf_hub_url(repository, "tokenizer.json"), timeout=5)
-        file = hf_hub_download(repository, "tokenizer.json", etag_timeout=5)
-    except HFValidationError:
-        raise ConfigError(
-            f"no tokenizer is known for {repository!r}; name one with `tokenizer` "
-            "(a folder, a hub id, tiktoken:NAME or estimate)"
-        ) from None
-    except EntryNotFoundError:
-        raise ConfigError(f"{repository} on the hub has no tokenizer.json") from None
-    except Exception as error:  # network, proxy, certificate, access: many types
-        raise ConfigError(
-            f"the tokenizer of {repository!r} cannot be fetched from the hub ({type(error).__name__})"
-        ) from None
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        _download_if_present(repository, name)
-    return Path(file).parent
 
 
 def _download_if_present(repository: str, name: str) -> None:

@@ -295,7 +295,11 @@ def word_diff(before: str, after: str) -> list[DiffPart]:
         *_middle(old_middle, new_middle),
         ("same", "".join(new[len(new) - tail :])),
     ]
-    return _joined(parts)
+    filled = [part for part in parts if part[1]]
+    return [
+        (kind, "".join(text for _, text in group))
+        for kind, group in groupby(filled, key=lambda part: part[0])
+    ]
 
 
 def num_changed(before: Counter[str], after: Counter[str]) -> tuple[int, int]:
@@ -323,14 +327,6 @@ def _middle(old: list[str], new: list[str]) -> list[DiffPart]:
 def _num_equal(first: list[str], second: list[str]) -> int:
     pairs = zip(first, second, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def _joined(parts: list[DiffPart]) -> list[DiffPart]:
-    filled = [part for part in parts if part[1]]
-    return [
-        (kind, "".join(text for _, text in group))
-        for kind, group in groupby(filled, key=lambda part: part[0])
-    ]
 
 
 # --- readings: the questions of a run, and the trace of each from the lines of one file -------------

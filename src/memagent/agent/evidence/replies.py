@@ -114,20 +114,17 @@ class _Parser:
         if name == "enough" and self._open is None and self._format.stop:
             self._says_enough = True
         elif name in ("quote", "item") and (self._format.quotes or self._format.items):
-            self._quote_mark(name, is_closing)
+            if self._open is None:
+                self._is_malformed |= is_closing
+                self._open = None if is_closing else name
+            elif is_closing:
+                self._is_malformed |= name != self._open
+                self._close("".join(self._inside))
+            else:  # the one before was not closed
+                self._leave_open()
+                self._open = name
         else:
             self.text(mark[0])
-
-    def _quote_mark(self, name: str, is_closing: bool) -> None:
-        if self._open is None:
-            self._is_malformed |= is_closing
-            self._open = None if is_closing else name
-        elif is_closing:
-            self._is_malformed |= name != self._open
-            self._close("".join(self._inside))
-        else:  # the one before was not closed
-            self._leave_open()
-            self._open = name
 
     def _close(self, said: str) -> None:
         if said.strip():

@@ -143,7 +143,10 @@ class VllmEngine(BalancedEngine):
         self._may_call.clear()
         try:
             await self._control("/pause?mode=abort")
-            await self._settle()
+            if self._sent:  # what does not arrive in time is in vLLM's queue, and is made again
+                _, queued = await asyncio.wait(self._sent, timeout=SETTLE_SECONDS)
+                for request in queued:
+                    request.cancel()
             yield
             await self._control("/reset_prefix_cache")
             await self._control("/resume")
@@ -217,13 +220,6 @@ class VllmEngine(BalancedEngine):
                 request.cancel()  # no effect on one that has ended
             if not request.cancelled():
                 return request.result()
-
-    async def _settle(self) -> None:
-        """Wait for the replies that vLLM has ended. What does not arrive is in its queue, and is made again."""
-        if self._sent:
-            _, queued = await asyncio.wait(self._sent, timeout=SETTLE_SECONDS)
-            for request in queued:
-                request.cancel()
 
 
 # --- replies that go on over new weights ----------------------------------------------------------

@@ -91,7 +91,14 @@ def plan_launches(
 
 def server_arguments(model: str, config: VllmConfig) -> list[str]:
     """Arguments that all servers of a model get."""
-    further = _further_arguments(config.vllm_args)
+    try:
+        further = shlex.split(config.vllm_args or "")
+    except ValueError as error:
+        raise ConfigError(f"`vllm_args` cannot be parsed: {error}") from None
+    for argument in further:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in OWN_ARGUMENTS:
+            raise ConfigError(f"leave {name} out of `vllm_args`: it is {OWN_ARGUMENTS[name]}")
     arguments = ["--model", _located(model), "--served-model-name", model]
     arguments += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
     arguments += ["--enable-prompt-tokens-details"]  # reports what its prefix cache saved
@@ -99,18 +106,6 @@ def server_arguments(model: str, config: VllmConfig) -> list[str]:
         # of the distribution that was sampled from, temperature and top_p included
         arguments += ["--logprobs-mode", "processed_logprobs"]
     return arguments + _yarn_arguments(model, config, further) + further
-
-
-def _further_arguments(text: str | None) -> list[str]:
-    try:
-        further = shlex.split(text or "")
-    except ValueError as error:
-        raise ConfigError(f"`vllm_args` cannot be parsed: {error}") from None
-    for argument in further:
-        name = argument.partition("=")[0].replace("_", "-")
-        if name in OWN_ARGUMENTS:
-            raise ConfigError(f"leave {name} out of `vllm_args`: it is {OWN_ARGUMENTS[name]}")
-    return further
 
 
 def _yarn_arguments(model: str, config: VllmConfig, further: Sequence[str]) -> list[str]:
