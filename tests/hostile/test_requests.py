@@ -14,9 +14,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from memagent.serve import guard, listen
-from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.listen import ForeignRequest, HostCheck
+from memagent.serve.wire import ApiError
 from memagent.tokens.control import ControlTokens
 from memagent.tokens.tokenizers import ModelTokenizer
 from tests.hostile import requests

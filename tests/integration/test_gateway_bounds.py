@@ -16,11 +16,11 @@ import pytest
 from memagent.config import KeyLimits
 from memagent.engines.openai import open_endpoint_at
 from memagent.serve import guard, listen
-from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyStore
 from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.requests import AttachedFile
 from memagent.serve.reading.state import GatewayState
+from memagent.serve.wire import ApiError
 from tests.support.gateways import (
     MODEL,
     Gateway,

@@ -57,7 +57,6 @@ class _Rounds:
         self._reading = reading
         self._config = reading.config
         self._done: list[Step] = []
-        self._extents = Extents()
         self._memory = ""
         self._missing: str | None = None
 
@@ -129,7 +128,6 @@ class _Rounds:
     def _add(self, step: Step) -> Step:
         step = replace(step, index=len(self._done))
         self._done.append(step)
-        self._extents.add(step)
         return step
 
     def _fitted(self, text: str) -> str:
@@ -216,7 +214,7 @@ class _Rounds:
         """A call that merges notes; only the last one of a round has the memory."""
         reading = self._reading
         number_at = reading.chunks.number_at
-        notes = [(self._extents.place(step.index, number_at), step.memory) for step in inputs]
+        notes = [(place_of(self._done, step.index, number_at), step.memory) for step in inputs]
         messages = reading.prompts.merge_messages(
             question=reading.question,
             notes=notes,
@@ -288,35 +286,16 @@ class PlacedStep(Protocol):
     def inputs(self) -> Sequence[int]: ...
 
 
-class Extent(NamedTuple):
-    """Where what a step is on begins in the text, and where its last section begins."""
-
-    first: int
-    last: int
-
-
-class Extents:
-    """Which sections the steps of a reading are on, by index.
+def place_of(steps: Sequence[PlacedStep], index: int, number_at: Callable[[int], int]) -> str:
+    """The sections that a step is on, such as 3 or 3-17; `number_at` gives a section's index by its start.
 
     step 0  section 1 ─┐
-    step 1  section 2 ─┼─▶ step 3, a merge: Extents(steps).place(3, number_at) is "1-3"
+    step 1  section 2 ─┼─▶ step 3, a merge: place_of(steps, 3, number_at) is "1-3"
     step 2  section 3 ─┘
     """
-
-    def __init__(self, steps: Iterable[PlacedStep] = ()) -> None:
-        self._all: list[Extent] = []
-        for step in steps:
-            self.add(step)
-
-    def add(self, step: PlacedStep) -> None:
-        """Take in the next step: its section, or what its inputs are on."""
-        if step.start is not None:
-            self._all.append(Extent(step.start, step.start))
-            return
-        parts = [self._all[index] for index in step.inputs] or [Extent(0, 0)]
-        self._all.append(Extent(min(one.first for one in parts), max(one.last for one in parts)))
-
-    def place(self, index: int, number_at: Callable[[int], int]) -> str:
-        """The sections that a step is on, such as 3 or 3-17; `number_at` gives a section's index by its start."""
-        numbers = (number_at(start) + 1 for start in self._all[index])
-        return "-".join(str(number) for number in dict.fromkeys(numbers))
+    level, starts = [steps[index]], set[int]()
+    while level:  # merges of merges
+        starts |= {step.start for step in level if step.start is not None}
+        level = [steps[each] for step in level for each in step.inputs]
+    ends = (min(starts, default=0), max(starts, default=0))
+    return "-".join(str(number) for number in dict.fromkeys(number_at(start) + 1 for start in ends))

@@ -1,8 +1,8 @@
 """`memagent serve`: a local model behind an OpenAI-compatible HTTP API, and in `reading` any engine behind the reader.
 
 app.py         the routes of a local model      run.py        the process: start, drain, shut down
-wire.py        requests, validated              errors.py     errors in OpenAI's format
-chat.py        chats in OpenAI's format         responses.py  /v1/responses
+wire.py        requests, validated; errors      chat.py       chats in OpenAI's format
+responses.py   /v1/responses
 guard.py       key, body, admission, counting   metrics.py    metrics, lines of requests
 keys.py        API keys and their holders       http.py       applications, streams, clients that leave
 agents.py      calls of agents in training      cluster.py    replicas on a Ray cluster

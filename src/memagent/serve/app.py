@@ -19,7 +19,6 @@ from fastapi.responses import JSONResponse
 
 from memagent.config import ServeConfig
 from memagent.serve.chat import LocalAnswer, total
-from memagent.serve.errors import ApiError
 from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Route
 from memagent.serve.http import (
     END_OF_EVENTS,
@@ -34,7 +33,7 @@ from memagent.serve.http import (
 from memagent.serve.keys import OneKey, checked_holder
 from memagent.serve.listen import HostCheck
 from memagent.serve.metrics import Metrics, OnRequest, load_gauges
-from memagent.serve.wire import ChatRequest, CompletionRequest, LocalRequest
+from memagent.serve.wire import ApiError, ChatRequest, CompletionRequest, LocalRequest
 from memagent.types import Completion, Sampling, StreamedToken
 
 if TYPE_CHECKING:

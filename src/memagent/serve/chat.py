@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING
 
-from memagent.serve.errors import ApiError
 from memagent.serve.http import END_OF_EVENTS, Json, event
-from memagent.serve.wire import ChatRequest, LocalRequest
+from memagent.serve.wire import ApiError, ChatRequest, LocalRequest
 from memagent.types import Completion, Usage
 
 if TYPE_CHECKING:

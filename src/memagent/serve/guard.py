@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent.config import ServeConfig
-from memagent.serve.errors import INTERNAL, ApiError
 from memagent.serve.keys import ANYONE, KeyHolder
 from memagent.serve.listen import ForeignRequest, HostCheck
 from memagent.serve.metrics import Metrics, OnRequest, RequestRecord, client_of, path_of
+from memagent.serve.wire import INTERNAL, ApiError
 from memagent.types import Usage
 
 JSON_TYPE = "application/json"

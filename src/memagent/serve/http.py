@@ -20,7 +20,6 @@ from memagent._version import __version__
 from memagent.config import ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.errors import MemagentError
-from memagent.serve.errors import INTERNAL, MEANINGS, ApiError, ErrorBody, from_memagent
 from memagent.serve.guard import (
     CLIENT_GONE,
     JSON_TYPE,
@@ -32,7 +31,15 @@ from memagent.serve.guard import (
     shutting_down,
 )
 from memagent.serve.metrics import Metrics, OnRequest
-from memagent.serve.wire import WireModel, parse
+from memagent.serve.wire import (
+    INTERNAL,
+    MEANINGS,
+    ApiError,
+    ErrorBody,
+    WireModel,
+    from_memagent,
+    parse,
+)
 
 T = TypeVar("T")
 W = TypeVar("W", bound=WireModel)

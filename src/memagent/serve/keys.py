@@ -29,7 +29,7 @@ from memagent.config import FileRecord, KeyLimits
 from memagent.errors import ConfigError
 from memagent.files import make_folders, reason_of, write_atomically
 from memagent.names import hint
-from memagent.serve.errors import ApiError
+from memagent.serve.wire import ApiError
 
 KEY_PREFIX = "mem-"
 KEY_BYTES = 24

@@ -16,9 +16,9 @@ from memagent.serve.chat import (
     citation_fields,
     reading_fields,
 )
-from memagent.serve.errors import ApiError
 from memagent.serve.http import Json, event
 from memagent.serve.reading.requests import ResponsesRequest
+from memagent.serve.wire import ApiError
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Why an answer is incomplete, by the reason of its end in chat completions."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from memagent.agent.evidence.answers import with_ledger
 from memagent.agent.evidence.replies import shielded
-from memagent.agent.parallel import Extents, with_missing
+from memagent.agent.parallel import place_of, with_missing
 from memagent.agent.prompts import PromptSet
 from memagent.agent.trace import Step
 from memagent.documents.document import Document
@@ -73,9 +73,8 @@ def _merge_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
     heads = [_PlacedHead(head["start"], tuple(head.get("inputs", ()))) for head in trace.heads]
     merged = _reads_under(number, heads)
     number_at = partial(_index_at, _section_starts(trace))
-    extents = Extents(heads)
     notes = [
-        (extents.place(place, number_at), trace.step_at(place).memory) for place in step.inputs
+        (place_of(heads, place, number_at), trace.step_at(place).memory) for place in step.inputs
     ]
     is_last = merged == {
         place

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent.documents.document import Document
-from memagent.serve.errors import ApiError
 from memagent.serve.reading.conversation import (
     MessagePart,
     Utterance,
@@ -13,6 +12,7 @@ from memagent.serve.reading.conversation import (
     cut_question,
     split_long,
 )
+from memagent.serve.wire import ApiError
 
 LONG = "word " * 50
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from memagent.serve.errors import ApiError
 from memagent.serve.guard import AdmissionGate
+from memagent.serve.wire import ApiError
 
 
 def test_a_place_is_free_again_after_use() -> None:

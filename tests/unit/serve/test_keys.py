@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from memagent.cli.serve.keys import command
 from memagent.config import KeyLimits
 from memagent.errors import ConfigError
-from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyStore, OneKey, checked_holder, key_in
+from memagent.serve.wire import ApiError
 
 
 @pytest.fixture

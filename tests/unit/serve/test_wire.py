@@ -9,10 +9,9 @@ import pytest
 from fastapi import Request
 from pydantic import AfterValidator
 
-from memagent.serve.errors import ApiError
 from memagent.serve.http import QUICK_BYTES, parsed
 from memagent.serve.reading.requests import GatewayChat
-from memagent.serve.wire import ChatRequest, CompletionRequest, WireModel, parse
+from memagent.serve.wire import ApiError, ChatRequest, CompletionRequest, WireModel, parse
 from memagent.types import Sampling
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}

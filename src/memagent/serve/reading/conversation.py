@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memagent.documents.document import Document
-from memagent.serve.errors import ApiError
+from memagent.serve.wire import ApiError
 from memagent.types import Message
 
 SYSTEM_ROLES = ("system", "developer")

@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_bytes
-from memagent.serve.errors import ApiError
 from memagent.serve.guard import FORM_TYPE, Route
 from memagent.serve.http import Json
 from memagent.serve.keys import KeyHolder
 from memagent.serve.reading.requests import file_name
 from memagent.serve.reading.state import GatewayState, StoredFile, in_thread
+from memagent.serve.wire import ApiError
 
 BYTES_PER_CHAR = 4
 """Of a file, unpacked, at most: as many as UTF-8 takes."""

@@ -53,13 +53,13 @@ from memagent.serve.chat import (
     SourceQuote,
     no_answer,
 )
-from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.metrics import Measure
 from memagent.serve.reading.conversation import LongText, Utterance, as_messages, split_long
 from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.requests import GatewayRequest
 from memagent.serve.reading.state import DAMAGED, GatewayState, in_thread
+from memagent.serve.wire import ApiError
 from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Completion, Engine, Message, Prices, Sampling, Usage
 

@@ -19,9 +19,8 @@ from memagent.agent.prompts import PROMPT_SETS
 from memagent.config import AgentConfig, with_override
 from memagent.errors import ConfigError
 from memagent.names import hint
-from memagent.serve.errors import ApiError
 from memagent.serve.reading.conversation import MessagePart, Utterance
-from memagent.serve.wire import ChatFields, GeneratingRequest, WireModel
+from memagent.serve.wire import ApiError, ChatFields, GeneratingRequest, WireModel
 
 if TYPE_CHECKING:  # built on this module
     from memagent.serve.reading.files import RequestFiles
