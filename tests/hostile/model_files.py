@@ -398,7 +398,7 @@ def wrong_with(damaged: Damaged, *, name: str = "damaged") -> str | None:
 
 
 async def _generate(damaged: Damaged, runtime: str) -> None:
-    from memagent.engines.local.runtimes import open_local
+    from memagent.engines.base import open_local
 
     adapter = None if damaged.adapter is None else str(damaged.adapter)
     with_adapter = {"adapter": adapter} if adapter else {}

@@ -31,8 +31,7 @@ from memagent._version import __version__
 from memagent.cli.shared.console import print_json
 from memagent.engines import store
 from memagent.engines.addresses import endpoint_from, public_url
-from memagent.engines.base import EMBEDDED, ENGINES, open_engine, opener_of
-from memagent.engines.local.runtimes import local_runtimes
+from memagent.engines.base import EMBEDDED, ENGINES, local_runtimes, open_engine, opener_of
 from memagent.errors import ConfigError, MemagentError, one_line, plain
 from memagent.files import size_of
 from memagent.profiles import config_file, list_profiles, load_profile

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from memagent.config import LocalConfig
-from memagent.engines.base import EngineChoice, open_engine
+from memagent.engines.base import EngineChoice, open_engine, runtime_of
 from memagent.engines.llamacpp import engine as llamacpp
 from memagent.engines.llamacpp.engine import LlamaEngine
 from memagent.engines.local.gguf_files import open_header
-from memagent.engines.local.runtimes import runtime_of
 from memagent.errors import ConfigError, MachineError, PromptTooLong
 from memagent.launcher import HOST
 from memagent.types import Completion, Message, Sampling, TokenEngine

@@ -6,5 +6,5 @@ scheduler.py   which tokens are computed next              cache.py       slots 
 model.py       a step in plain torch                       cuda/          faster steps
 sampling.py    logits to tokens
 
-runtimes.py chooses between torch and llama.cpp, which is in `engines/llamacpp`. HTTP is in `memagent.serve`; where model files come from is `engines/store.py`.
+`engines/base.py` chooses between torch and llama.cpp, which is in `engines/llamacpp`. HTTP is in `memagent.serve`; where model files come from is `engines/store.py`.
 """
