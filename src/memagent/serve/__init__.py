@@ -2,8 +2,7 @@
 
 app.py         the routes of a local model      run.py        the process: start, drain, shut down
 wire.py        requests, validated; errors      chat.py       chats in OpenAI's format
-responses.py   /v1/responses
-guard.py       key, body, admission, counting   metrics.py    metrics, lines of requests
+responses.py   /v1/responses                    guard.py      key, body, admission; metrics, lines of requests
 keys.py        API keys and their holders       http.py       applications, streams, clients that leave
 agents.py      calls of agents in training      cluster.py    replicas on a Ray cluster
 listen.py      sockets, deadlines, hosts        mcp.py        tools for assistants

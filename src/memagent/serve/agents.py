@@ -24,7 +24,7 @@ from starlette.datastructures import Headers
 
 from memagent.config import ServeConfig
 from memagent.serve.chat import CHUNK, WHOLE, choice, delta, new_head, usage_of
-from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Route
+from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Metrics, Route
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
@@ -34,7 +34,6 @@ from memagent.serve.http import (
     web_app,
 )
 from memagent.serve.keys import KeyHolder, key_in
-from memagent.serve.metrics import Metrics
 from memagent.serve.run import serving_here
 from memagent.serve.wire import ApiError, ChatRequest
 from memagent.types import Message

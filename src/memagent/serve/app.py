@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 
 from memagent.config import ServeConfig
 from memagent.serve.chat import LocalAnswer, total
-from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Route
+from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Metrics, OnRequest, Route, load_gauges
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
@@ -32,7 +32,6 @@ from memagent.serve.http import (
 )
 from memagent.serve.keys import OneKey, checked_holder
 from memagent.serve.listen import HostCheck
-from memagent.serve.metrics import Metrics, OnRequest, load_gauges
 from memagent.serve.wire import ApiError, ChatRequest, CompletionRequest, LocalRequest
 from memagent.types import Completion, Sampling, StreamedToken
 

@@ -26,11 +26,12 @@ from memagent.serve.guard import (
     AdmissionGate,
     CheckKey,
     Guard,
+    Metrics,
+    OnRequest,
     Route,
     engine_ended,
     shutting_down,
 )
-from memagent.serve.metrics import Metrics, OnRequest
 from memagent.serve.wire import (
     INTERNAL,
     MEANINGS,

@@ -1,6 +1,6 @@
 """The metrics page for Prometheus."""
 
-from memagent.serve.metrics import Metrics, load_gauges
+from memagent.serve.guard import Metrics, load_gauges
 from memagent.types import EngineLoad, Usage
 
 LOAD = EngineLoad(num_running=2, num_waiting=3, num_slots=100, num_used_slots=40)

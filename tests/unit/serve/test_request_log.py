@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from memagent.serve.metrics import MAX_PATH, RequestRecord, client_of, path_of
+from memagent.serve.guard import MAX_PATH, RequestRecord, client_of, path_of
 from memagent.types import Usage
 
 RECORD = RequestRecord(

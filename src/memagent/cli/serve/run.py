@@ -58,7 +58,7 @@ from memagent.profiles import load_profile, with_profile
 
 if TYPE_CHECKING:
     from memagent.serve.app import ServedEngine
-    from memagent.serve.metrics import RequestRecord
+    from memagent.serve.guard import RequestRecord
 
 API_KEY_VARIABLE = "MEMAGENT_API_KEY"
 LOOPBACK = ("127.", "::1", "localhost")

@@ -17,7 +17,7 @@ from memagent.config import GatewayConfig, ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.serve.chat import AnswerEvents, ChatAnswer, whole_answer
-from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Route
+from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Metrics, OnRequest, Route
 from memagent.serve.http import (
     STREAMED,
     EventStream,
@@ -28,7 +28,6 @@ from memagent.serve.http import (
     with_error_event,
 )
 from memagent.serve.keys import KeyCheck, KeyStore, OneKey, checked_holder
-from memagent.serve.metrics import Metrics, OnRequest
 from memagent.serve.reading.files import FileStore
 from memagent.serve.reading.gateway import Gateway
 from memagent.serve.reading.requests import (

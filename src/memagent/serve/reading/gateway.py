@@ -53,8 +53,8 @@ from memagent.serve.chat import (
     SourceQuote,
     no_answer,
 )
+from memagent.serve.guard import Measure
 from memagent.serve.keys import KeyHolder
-from memagent.serve.metrics import Measure
 from memagent.serve.reading.conversation import LongText, Utterance, as_messages, split_long
 from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.requests import GatewayRequest
