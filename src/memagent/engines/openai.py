@@ -650,24 +650,17 @@ def _azure_deployment(config: EngineConfig) -> str:
 
 
 def _certificates(hosts: frozenset[str]) -> ssl.SSLContext:
-    """The certificates that are trusted: none where no host needs them, since redirects to others are refused.
-
-    Reading them takes as long as many calls, so it is done once.
-    """
-    if all(host.startswith("http:") for host in hosts):
-        return _no_certificates()
-    return _read_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    """The certificates that are trusted: none where no host needs them, since redirects to others are refused."""
+    named = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _read_certificates(not all(host.startswith("http:") for host in hosts), *named)
 
 
-@cache
-def _read_certificates(cafile: str | None, capath: str | None) -> ssl.SSLContext:
+@cache  # reading them takes as long as many calls
+def _read_certificates(are_needed: bool, *named: str | None) -> ssl.SSLContext:
+    if not are_needed:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context: ssl.SSLContext = httpx.create_ssl_context()  # the environment names the same places
     return context
-
-
-@cache
-def _no_certificates() -> ssl.SSLContext:
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _hooks(hosts: frozenset[str]) -> dict[str, list[Callable[..., Any]]]:

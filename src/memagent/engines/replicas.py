@@ -70,10 +70,8 @@ class HostedEngine(Protocol):
         ...
 
 
-class OpenHosted(Protocol):
-    """Opens the engine of a replica. It is sent to the node and called there."""
-
-    def __call__(self) -> HostedEngine: ...
+OpenHosted = Callable[[], HostedEngine | BaseEngine]
+"""Opens the engine of a replica, alone or with more. It is sent to the node and called there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class EngineReplica:
 
     def __init__(self, opener: OpenHosted) -> None:
         self._opener = opener
-        self._hosted: HostedEngine | None = None
+        self._hosted: HostedEngine | BaseEngine | None = None
 
     async def start(self) -> ReplicaFacts | MemagentError:
         """Open the engine."""
@@ -111,7 +109,7 @@ class EngineReplica:
             self._hosted = await asyncio.to_thread(self._opener)
         except MemagentError as error:
             return error
-        engine = self._hosted.engine
+        engine = self._engine
         return ReplicaFacts(
             model=engine.model,
             tokenizer=engine.tokenizer,
@@ -130,39 +128,15 @@ class EngineReplica:
             await self._hosted.aclose()
 
     @property
-    def _opened(self) -> HostedEngine:
+    def _engine(self) -> BaseEngine:
         assert self._hosted is not None, "the driver starts a replica first"
-        return self._hosted
+        return self._hosted if isinstance(self._hosted, BaseEngine) else self._hosted.engine
 
     async def _reply(self, call: Callable[[BaseEngine], Awaitable[Completion]]) -> ReplicaReply:
         try:
-            return ReplicaReply(completion=await call(self._opened.engine))
+            return ReplicaReply(completion=await call(self._engine))
         except Exception as error:
-            return ReplicaReply(error=error, is_dead=not self._opened.is_alive)
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Opens an engine by its name."""
-
-    choice: EngineChoice
-
-    def __call__(self) -> HostedEngine:
-        return _Plain(self.choice.open())
-
-
-class _Plain:
-    """An engine as it is."""
-
-    def __init__(self, engine: BaseEngine) -> None:
-        self.engine = engine
-
-    @property
-    def is_alive(self) -> bool:
-        return self.engine.is_alive
-
-    async def aclose(self) -> None:
-        await self.engine.aclose()
+            return ReplicaReply(error=error, is_dead=not (self._hosted and self._hosted.is_alive))
 
 
 # --- in the driver --------------------------------------------------------------------------------
@@ -184,7 +158,7 @@ async def open_replicas(
     what = f"{num} replicas of {choice.spec}"
     group = await cluster.place([resources] * num, what=what, strategy="SPREAD")
     engine = ReplicatedEngine(
-        _Chosen(choice),
+        choice.open,
         num,
         partial(in_bundle, group, resources=resources),
         what=f"replica {{}} of {choice.spec}",

@@ -148,29 +148,28 @@ async def _awaited(replies: Awaitable[AgentReplies]) -> AgentReplies:
     return await replies
 
 
-def _head(replies: AgentReplies, kind: str) -> Json:
-    head = new_head("chatcmpl", replies.model)
-    return {"id": head["id"], "object": kind, **head}
-
-
-def _usage(replies: AgentReplies) -> Json:
-    return usage_of(replies.prompt_tokens, replies.completion_tokens)
-
-
 def _whole(replies: AgentReplies) -> Json:
     choices = [
         choice(index, text, reason or "stop")
         for index, (text, reason) in enumerate(replies.replies)
     ]
-    return {**_head(replies, WHOLE), "choices": choices, "usage": _usage(replies)}
+    head = new_head("chatcmpl", replies.model)
+    usage = usage_of(replies.prompt_tokens, replies.completion_tokens)
+    return {**head, "object": WHOLE, "choices": choices, "usage": usage}
 
 
 async def _chunks(replies: AgentReplies, *, has_usage: bool) -> AsyncGenerator[str, None]:
     """The replies as a stream: each in one piece, because it is recorded whole."""
-    head = _head(replies, CHUNK)
-    for index, (text, reason) in enumerate(replies.replies):
-        yield event({**head, "choices": [delta(index, {"role": "assistant", "content": text})]})
-        yield event({**head, "choices": [delta(index, {}, reason or "stop")]})
+    whole = _whole(replies)
+    head = {**whole, "object": CHUNK}
+    usage = head.pop("usage")
+    for one in whole["choices"]:
+        said = {"role": "assistant", "content": one["message"]["content"]}
+        for piece in (
+            delta(one["index"], said),
+            delta(one["index"], {}, one["finish_reason"]),
+        ):
+            yield event({**head, "choices": [piece]})
     if has_usage:
-        yield event({**head, "choices": [], "usage": _usage(replies)})
+        yield event({**head, "choices": [], "usage": usage})
     yield END_OF_EVENTS

@@ -79,10 +79,8 @@ def web_app(
             responses=DESCRIBED,
             openapi_extra=route.more,
         )
-    for kind in (ApiError, MemagentError, HTTPException):
+    for kind in (ApiError, MemagentError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _error_response)
-    app.add_exception_handler(ClientDisconnect, _no_response)
-    app.add_exception_handler(Exception, _internal_error_response)
     app.add_middleware(
         Guard,
         routes=routes,
@@ -208,18 +206,12 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_GONE)
     if isinstance(error, HTTPException):  # raised by the framework: no such path or method
         error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
     elif isinstance(error, MemagentError):
         error = from_memagent(error)
-    assert isinstance(error, ApiError)
+    elif not isinstance(error, ApiError):  # the framework raises it again: the traceback is logged
+        error = INTERNAL
     return error.response()
-
-
-async def _no_response(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_GONE)
-
-
-async def _internal_error_response(request: Request, error: Exception) -> Response:
-    """The framework raises the error again afterwards, so the traceback is logged."""
-    return INTERNAL.response()

@@ -81,7 +81,7 @@ ROUTES = {
 def make_viewer_app(api: ViewerApi, host: str) -> FastAPI:
     """The ASGI application; `host` is what it listens on."""
     app = FastAPI(title="memagent view", docs_url=None, redoc_url=None, openapi_url=None)
-    contents = dict(_assets())
+    contents = assets()
 
     def asset(name: str = PAGE) -> Response:
         content = contents.get(name)
@@ -93,9 +93,8 @@ def make_viewer_app(api: ViewerApi, host: str) -> FastAPI:
     app.add_api_route("/assets/{name}", asset, response_model=None)
     for path, name in ROUTES.items():
         app.add_api_route(f"/api/{path}", _answered(getattr(api, name)), response_model=None)
-    app.add_exception_handler(MemagentError, _not_found)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _refused)
+    for kind in (MemagentError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _refused)
     app.add_middleware(ViewerGuard, hosts=HostCheck(host, None))
     return app
 
@@ -137,16 +136,9 @@ def _answered(answer: Callable[..., Json]) -> Callable[..., Response]:
 
 def assets() -> dict[str, str]:
     """What the browser gets, by name: the page, its stylesheet and its modules."""
-    return {name: content.decode() for name, content in _assets()}
-
-
-def _assets() -> list[tuple[str, bytes]]:
     folder = files("memagent.viewer") / "pages"
-    return [
-        (each.name, each.read_bytes())
-        for each in folder.iterdir()
-        if each.name.rpartition(".")[2] in TYPES
-    ]
+    found = (each for each in folder.iterdir() if each.name.rpartition(".")[2] in TYPES)
+    return {each.name: each.read_text(encoding="utf-8") for each in found}
 
 
 def as_json(values: dict[str, Any]) -> Response:
@@ -200,16 +192,10 @@ def _error(status: int, message: str) -> Response:
     return response
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
-    return _error(404, str(error))
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    return _error(400, f"{first['loc'][-1]}: {first['msg']}")
-
-
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error(error.status_code, str(error.detail))
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return _error(400, f"{first['loc'][-1]}: {first['msg']}")
+    if isinstance(error, HTTPException):
+        return _error(error.status_code, str(error.detail))
+    return _error(404, str(error))
