@@ -9,11 +9,11 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memagent.agent.trace import Step, Trace
+    from memagent.agent.trace import Trace
 
 MAX_ROWS = 40
 """Sections that are shown; of more, the first and the last ones."""
@@ -59,50 +59,29 @@ def trace_markdown(trace: Trace) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Row(NamedTuple):
-    """A line of the table, a cell for each of COLUMNS."""
-
-    section: str
-    where: str
-    memory: str
-    flags: str
-
-
-def _rows(trace: Trace) -> Iterator[_Row]:
-    rows = [_row(step, title) for step, title in _titled(trace)]
-    num_left_out = len(rows) - MAX_ROWS
-    if num_left_out <= 0:
-        yield from rows
-        return
-    yield from rows[: MAX_ROWS // 2]
-    yield _Row("...", f"{num_left_out:,} sections are not shown", "", "")
-    yield from rows[-MAX_ROWS // 2 :]
-
-
-def _titled(trace: Trace) -> list[tuple[Step, str]]:
-    """Sections and merges with what they are called; those read at once in the order of the text."""
+def _rows(trace: Trace) -> list[list[str]]:
+    """The lines of the table, a cell for each of COLUMNS; those read at once in the order of the text."""
     steps = [step for step in trace.steps if step.section is not None or step.kind == "merge"]
-    if all(step.round is None for step in steps):
-        return [(step, f"{step.index + 1:,}") for step in steps]
     starts = sorted({step.section.start for step in steps if step.section})
     numbers = {start: number for number, start in enumerate(starts, start=1)}
-    steps.sort(key=lambda step: (step.round or 0, step.section.start if step.section else math.inf))
-    return [(step, _title(step, numbers)) for step in steps]
-
-
-def _title(step: Step, numbers: dict[int, int]) -> str:
-    title = f"{numbers[step.section.start]:,}" if step.section else f"merge of {len(step.inputs):,}"
-    return f"{title}, round {step.round}" if step.round is not None else title
-
-
-def _row(step: Step, title: str) -> _Row:
-    places = step.section.places if step.section else ()
-    return _Row(
-        section=title,
-        where=_cut(", ".join(str(place) for place in places)),
-        memory=_cut(step.memory),
-        flags=", ".join(step.flags),
-    )
+    if any(step.round is not None for step in steps):
+        steps.sort(
+            key=lambda step: (step.round or 0, step.section.start if step.section else math.inf)
+        )
+    rows = []
+    for step in steps:
+        title = f"merge of {len(step.inputs):,}"
+        if step.section:
+            title = f"{step.index + 1 if step.round is None else numbers[step.section.start]:,}"
+        if step.round is not None:
+            title += f", round {step.round}"
+        places = step.section.places if step.section else ()
+        where = _cut(", ".join(map(str, places)))
+        rows.append([title, where, _cut(step.memory), ", ".join(step.flags)])
+    if (num_left_out := len(rows) - MAX_ROWS) > 0:
+        left_out = ["...", f"{num_left_out:,} sections are not shown", "", ""]
+        return [*rows[: MAX_ROWS // 2], left_out, *rows[-MAX_ROWS // 2 :]]
+    return rows
 
 
 def _answer(trace: Trace) -> str:
