@@ -40,8 +40,8 @@ from benchmarks.small_model import FACTS, text_with
 from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage, body_starts
 from memagent.data.formats.files import write_examples
+from memagent.data.tasks.beyond.facts import NOT_TOLD
 from memagent.data.tasks.beyond.filler import sentences as invented_sentences
-from memagent.data.tasks.beyond.near_misses import NOT_TOLD
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import open_task
 from memagent.documents.sample import town_archive

@@ -16,7 +16,7 @@ from typing import Any
 
 from memagent.data.example import Example, body_starts
 from memagent.data.formats.benchmarks import read_dataset
-from memagent.data.tasks.depth import NUM_TENTHS, bucket_counts, uniformity_p
+from memagent.data.tasks.lengths import NUM_TENTHS, bucket_counts, uniformity_p
 from memagent.data.tasks.registry import rebuild
 from memagent.errors import DataError
 

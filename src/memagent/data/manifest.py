@@ -19,7 +19,7 @@ from typing import Any
 
 from memagent.data.example import Example, body_starts
 from memagent.data.formats.files import disk_errors
-from memagent.data.tasks.depth import NUM_TENTHS, bucket_counts, uniformity_p
+from memagent.data.tasks.lengths import NUM_TENTHS, bucket_counts, uniformity_p
 from memagent.data.tasks.registry import LEFT_OUT
 from memagent.errors import DataError
 from memagent.files import replacing, write_atomically

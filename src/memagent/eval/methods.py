@@ -28,7 +28,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,12 @@ from memagent.config import AgentConfig, EngineConfig
 from memagent.data.example import Example
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
+from memagent.documents.ranking import check_bm25, rank_by_words
 from memagent.engines.addresses import key_of_named
 from memagent.engines.base import as_endpoint, facts_of
 from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
 from memagent.errors import BudgetError, ConfigError, EmptyAnswer, EngineError
 from memagent.eval import prompts
-from memagent.eval.retrieval import best_passages, by_meaning, by_words, check_words, cut_passages
 from memagent.eval.suites import CLOSED_BOOK
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
@@ -60,7 +60,9 @@ from memagent.types import Engine, Message
 LEFT_OUT = "\n\n[...]\n\n"
 """Stands where the middle of a text was cut out."""
 USUAL_CHARS_PER_TOKEN = 12
-"""More than tokens of prose have: so much of a long text is counted first, and more where it is not enough."""
+"""More than tokens of prose have: so much of a long text is counted first."""
+PASSAGE_BREAK_TOKENS = 2
+"""The blank line between two passages."""
 LEAST_TEXT_TOKENS = 32
 
 
@@ -298,7 +300,7 @@ def open_method(name: str) -> Method:
         return _from_file(name)
     kind, _, prompt_set = name.partition(":")
     if kind == "bm25":
-        check_words()
+        check_bm25("the method bm25")
     if kind not in METHODS:
         raise ConfigError(
             f"there is no method {name!r} (your own is FILE.py:FUNCTION); {hint(kind, METHODS)}"
@@ -365,27 +367,55 @@ def _from_file(spec: str) -> Method:
 
 
 async def _passages(context: Context) -> list[Chunk]:
-    return await asyncio.to_thread(
-        cut_passages,
-        context.document,
-        context.tokenizer,
-        passage_tokens=context.settings.passage_tokens,
-    )
+    chunks = Chunks(context.document, context.tokenizer, context.settings.passage_tokens)
+    return await asyncio.to_thread(list, chunks)
+
+
+def by_words(passages: Sequence[Chunk], question: str) -> list[int]:
+    """Numbers of the passages, best BM25 score first; those that share no word with the question are left out.
+
+    Where none shares one, the first passage is all there is.
+    """
+    ranked = rank_by_words([one.text for one in passages], question, what="the method bm25")
+    return [each.number for place, each in enumerate(ranked) if place == 0 or each.score > 0]
+
+
+async def by_meaning(passages: Sequence[Chunk], question: str, embedder: Embedder) -> list[int]:
+    """Numbers of the passages, most similar to the question first."""
+    [asked] = await embedder.embed([question], is_query=True)
+    vectors = await embedder.embed([passage.text for passage in passages])
+    scores = [sum(a * b for a, b in zip(asked, vector, strict=True)) for vector in vectors]
+    return sorted(range(len(passages)), key=lambda number: -scores[number])
 
 
 async def _ask_retrieved(
     passages: Sequence[Chunk], ranked: Sequence[int], example: Example, context: Context
 ) -> Trace:
+    """Ask with the passages that are ranked highest, as many as fit, in the order of the text."""
     empty = prompts.messages(prompts.RETRIEVED, text="", question=example.question)
     room = context.room(empty, reply_tokens=context.settings.answer_tokens)
     room = min(room, context.settings.retrieved_tokens or room)
-    found = best_passages(passages, ranked, max_tokens=room)
-    context.notes["num_passages"] = len(found.chunks)
-    if len(found.chunks) < found.num_passages:
-        context.cut(num_passages_in_text=found.num_passages)
-    asked = prompts.messages(prompts.RETRIEVED, text=found.text(), question=example.question)
+    sizes = accumulate(passages[number].num_tokens + PASSAGE_BREAK_TOKENS for number in ranked)
+    num_fitting = sum(1 for _ in takewhile(lambda size: size <= room, sizes))
+    found = [passages[number] for number in sorted(ranked[:num_fitting])]
+    context.notes["num_passages"] = len(found)
+    if len(found) < len(passages):
+        context.cut(num_passages_in_text=len(passages))
+    asked = prompts.messages(
+        prompts.RETRIEVED, text=joined_passages(found), question=example.question
+    )
     await context.call(asked)
     return context.trace()
+
+
+def joined_passages(passages: Sequence[Chunk]) -> str:
+    """One text: neighbours as they stand in the document, a blank line between others."""
+    text, end = "", 0
+    for passage in passages:
+        is_next = passage.start == end
+        text = text + passage.text if is_next else f"{text.rstrip()}\n\n{passage.text.lstrip()}"
+        end = passage.end
+    return text.strip()
 
 
 async def _ask_once(template: str, example: Example, context: Context) -> None:
@@ -402,34 +432,20 @@ async def _ask_once(template: str, example: Example, context: Context) -> None:
 
 
 def cut_middle(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str | None:
-    """The start and the end of a text, together within the limit; None when the whole text fits."""
-    if fits(text, tokenizer, max_tokens=max_tokens):
+    """The start and the end of a text, together within the limit; None when the whole text fits.
+
+    Of most texts that do not fit, only the two ends are counted.
+    """
+    num_chars = max_tokens * USUAL_CHARS_PER_TOKEN
+    for part in dict.fromkeys((text[:num_chars], text)):
+        if tokenizer.count(part) > max_tokens:
+            break
+    else:
         return None
     half = (max_tokens - tokenizer.count(LEFT_OUT)) // 2
-    enough = partial(_part_above, tokenizer=tokenizer, max_tokens=half, num_chars=len(text))
-    head = shortened(enough(lambda length: text[:length]), tokenizer, max_tokens=half)
-    rest = text[len(head) :]
-    tail = ending(enough(lambda length: rest[-length:]), tokenizer, max_tokens=half)
+    head = shortened(text[:num_chars], tokenizer, max_tokens=half)
+    tail = ending(text[len(head) :][-num_chars:], tokenizer, max_tokens=half)
     return head + LEFT_OUT + tail
-
-
-def fits(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> bool:
-    """Whether a text has at most so many tokens. Of most texts that do not, only the start is counted."""
-    start = text[: max_tokens * USUAL_CHARS_PER_TOKEN]
-    num_tokens = tokenizer.count(start)
-    if len(start) == len(text):
-        return num_tokens <= max_tokens
-    return num_tokens <= 2 * max_tokens and tokenizer.count(text) <= max_tokens
-
-
-def _part_above(
-    part: Callable[[int], str], tokenizer: Tokenizer, *, max_tokens: int, num_chars: int
-) -> str:
-    """A part of a text with more than so many tokens, or all of its characters. `part` takes a length."""
-    length = max(1, max_tokens * USUAL_CHARS_PER_TOKEN)
-    while length < num_chars and tokenizer.count(part(length)) <= max_tokens:
-        length *= 2
-    return part(length)
 
 
 def ending(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean
 
-from memagent.data.tasks.depth import bucket_of
+from memagent.data.tasks.lengths import bucket_of
 
 CONFIDENCE = 0.95
 UNSEEN = 12

@@ -20,7 +20,7 @@ from memagent.data.inspection import (
     excerpts,
     inspect_dataset,
 )
-from memagent.data.tasks.depth import NUM_TENTHS
+from memagent.data.tasks.lengths import NUM_TENTHS
 
 BAR_CHARS = 40
 UNEVEN_P = 0.001

@@ -25,9 +25,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from memagent.data.example import Example, Passage, join
-from memagent.data.formats.files import disk_errors, dump_json, replacing_dataset, text_file
+from memagent.data.formats.files import (
+    RowWriter,
+    arrow,
+    columns_of,
+    disk_errors,
+    dump_json,
+    read_rows,
+    replacing_dataset,
+    text_file,
+)
 from memagent.data.formats.json_stream import checked_record, place, read_records
-from memagent.data.formats.parquet import RowWriter, arrow, columns_of, read_rows
 from memagent.data.sources.readers import hotpot_items
 from memagent.data.tasks.lengths import nominal_tokens
 from memagent.data.tasks.registry import TASKS, rebuild

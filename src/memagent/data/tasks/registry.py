@@ -14,17 +14,20 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import Field
 
 from memagent import names
 from memagent.config import LONGEST, Settings
-from memagent.data.example import Example, fingerprint
+from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
+from memagent.data.tasks.lengths import length_tokenizer
 from memagent.errors import ConfigError, DataError
+from memagent.rewards.verifiers import Match
+from memagent.tokens.tokenizers import Tokenizer
 
 LEFT_OUT = "num_distractors_left_out"
 """In an example's metadata: its own distractors that the text had no room for, where there are any."""
@@ -65,13 +68,13 @@ class Task(Protocol):
 
 TASKS: dict[str, str] = {
     "hotpotqa": "memagent.data.tasks.hotpotqa.task:open_hotpotqa",
-    "beyond/coreference": "memagent.data.tasks.beyond.task:open_beyond",
-    "beyond/counting": "memagent.data.tasks.beyond.task:open_beyond",
-    "beyond/aggregation": "memagent.data.tasks.beyond.task:open_beyond",
-    "beyond/two_hop": "memagent.data.tasks.beyond.task:open_beyond",
-    "beyond/corrections": "memagent.data.tasks.beyond.task:open_beyond",
-    "beyond/unanswerable": "memagent.data.tasks.beyond.task:open_beyond",
-    "beyond/injection": "memagent.data.tasks.beyond.task:open_beyond",
+    "beyond/coreference": "memagent.data.tasks.beyond:open_beyond",
+    "beyond/counting": "memagent.data.tasks.beyond:open_beyond",
+    "beyond/aggregation": "memagent.data.tasks.beyond:open_beyond",
+    "beyond/two_hop": "memagent.data.tasks.beyond:open_beyond",
+    "beyond/corrections": "memagent.data.tasks.beyond:open_beyond",
+    "beyond/unanswerable": "memagent.data.tasks.beyond:open_beyond",
+    "beyond/injection": "memagent.data.tasks.beyond:open_beyond",
     "ruler/niah_single_1": "memagent.data.tasks.ruler.needles:open_needles",
     "ruler/niah_single_2": "memagent.data.tasks.ruler.needles:open_needles",
     "ruler/niah_single_3": "memagent.data.tasks.ruler.needles:open_needles",
@@ -146,3 +149,70 @@ def rng(seed: int, task: str, index: int, purpose: str = "") -> random.Random:
     """Random numbers that depend on these four and on nothing else."""
     key = hashlib.sha256(f"{seed}/{task}/{index}/{purpose}".encode()).digest()
     return random.Random(int.from_bytes(key, "big"))
+
+
+# --- tasks whose texts are generated to a length --------------------------------------------------
+
+S = TypeVar("S", bound=TaskSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What an example consists of, before it is labelled."""
+
+    question: str
+    answers: tuple[str, ...]
+    match: Match = "all"
+    grader: str = "ruler_all"
+    documents: tuple[Passage, ...]
+    num_tokens: int
+    evidence: tuple[Evidence, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class GeneratedTask(Generic[S]):
+    """A task of a fixed length; a family of tasks derives from it and writes `draft`."""
+
+    num_available: int | None = None
+
+    def __init__(self, name: str, settings: S, sources: dict[str, str] | None = None) -> None:
+        if settings.tokens is None:
+            raise ConfigError(f"{name} needs a length; give `tokens`, such as 8192")
+        self.name = name
+        self.settings: S = settings
+        self.tokens: int = settings.tokens
+        self.tokenizer: Tokenizer = length_tokenizer(settings.tokenizer)
+        self._sources = sources or {}
+
+    def draft(self, index: int) -> Draft:
+        """What the example of an index consists of."""
+        raise NotImplementedError
+
+    def rng(self, index: int, purpose: str) -> random.Random:
+        """Random numbers for one purpose, independent of the length."""
+        return rng(self.settings.seed, self.name, index, purpose)
+
+    def example(self, index: int) -> Example:
+        """The example of an index, with its documents."""
+        draft, settings = self.draft(index), self.settings
+        return Example(
+            id=f"{self.name}/{self.tokens}/{settings.seed}/{index}",
+            task=self.name,
+            question=draft.question,
+            answers=draft.answers,
+            match=draft.match,
+            grader=draft.grader,
+            documents=draft.documents,
+            evidence=draft.evidence,
+            origin=Origin(
+                task=self.name,
+                settings=settings.model_dump(mode="json"),
+                index=index,
+                sources=self._sources,
+            ),
+            target_tokens=self.tokens,
+            num_tokens=draft.num_tokens,
+            seed=settings.seed,
+            text_sha256=fingerprint(join(draft.documents)),
+            metadata=draft.metadata,
+        )

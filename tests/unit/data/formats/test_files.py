@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent.data.example import Evidence, Example, Origin, Passage
-from memagent.data.formats import parquet
 from memagent.data.formats.files import (
+    GROUP_CHARS,
     ExampleWriter,
     from_json,
     read_examples,
@@ -141,7 +141,7 @@ def test_gzipped_lines_say_nothing_of_when_and_where(tmp_path: Path) -> None:
 
 
 def test_parquet_is_cut_into_groups_by_the_length_of_texts(tmp_path: Path) -> None:
-    text = "x" * (parquet.GROUP_CHARS // 3)
+    text = "x" * (GROUP_CHARS // 3)
     long = [
         replace(FOX, id=str(number), documents=(Passage(text=text),), evidence=())
         for number in range(7)

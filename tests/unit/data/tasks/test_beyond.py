@@ -7,8 +7,8 @@ import pytest
 
 from memagent.data.example import Example
 from memagent.data.tasks.beyond.filler import sentences
-from memagent.data.tasks.beyond.task import KINDS
-from memagent.data.tasks.depth import bucket_counts, uniformity_p
+from memagent.data.tasks.beyond.weave import KINDS
+from memagent.data.tasks.lengths import bucket_counts, uniformity_p
 from memagent.data.tasks.registry import open_task
 from memagent.rewards.verifiers import grade
 from tests.support.beyond_solvers import solve

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from memagent.data.tasks.depth import bucket_counts, bucket_of, chi_square_p, uniformity_p
+from memagent.data.tasks.lengths import bucket_counts, bucket_of, chi_square_p, uniformity_p
 
 
 def test_the_last_bucket_holds_the_very_end() -> None:

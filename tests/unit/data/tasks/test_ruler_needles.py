@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memagent.data.example import Example
-from memagent.data.tasks.depth import bucket_counts, uniformity_p
+from memagent.data.tasks.lengths import bucket_counts, uniformity_p
 from memagent.data.tasks.registry import open_task
 from memagent.data.tasks.ruler.haystack import NOISE
 from memagent.errors import ConfigError

@@ -9,8 +9,13 @@ import pytest
 
 from memagent.data.example import Example
 from memagent.data.tasks.registry import open_task
-from memagent.data.tasks.ruler.vocabulary import draw_new
-from memagent.data.tasks.ruler.words import coded_words, least_words, zeta, zipf_counts
+from memagent.data.tasks.ruler.words import (
+    coded_words,
+    draw_new,
+    least_words,
+    zeta,
+    zipf_counts,
+)
 from memagent.errors import ConfigError
 from tests.support.ruler_solvers import LISTED
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memagent.data.example import Example
-from memagent.data.tasks.beyond.task import KINDS
+from memagent.data.tasks.beyond import KINDS
 from memagent.data.tasks.registry import open_task, rebuild
 from memagent.errors import ConfigError, DataError
 from memagent.tokens.tokenizers import open_tokenizer

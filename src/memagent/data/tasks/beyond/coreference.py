@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 
 from pydantic import Field
 
+from memagent.data.tasks.beyond.filler import ORDINALS
 from memagent.data.tasks.beyond.weave import BeyondSettings, Fact, TextPlan, in_order
-from memagent.data.tasks.beyond.words import ORDINALS
 
 _TOPICS = """
     harbour orchard lighthouse clockmaker winter owl ferry market fountain lantern railway glacier

@@ -19,6 +19,8 @@ from collections.abc import Callable
 
 from pydantic import Field
 
+from memagent.data.tasks.beyond.filler import day, towns
+from memagent.data.tasks.beyond.filler import days as days_of_year
 from memagent.data.tasks.beyond.weave import (
     BeyondSettings,
     Fact,
@@ -28,8 +30,6 @@ from memagent.data.tasks.beyond.weave import (
     prose,
     stated,
 )
-from memagent.data.tasks.beyond.words import day, towns
-from memagent.data.tasks.beyond.words import days as days_of_year
 
 EVENTS = (
     "spring fair",

@@ -16,6 +16,7 @@ import random
 from pydantic import Field
 
 from memagent.data.tasks.beyond.facts import OFFICES
+from memagent.data.tasks.beyond.filler import namesakes, other_person, people, person, towns
 from memagent.data.tasks.beyond.weave import (
     BeyondSettings,
     Fact,
@@ -25,7 +26,6 @@ from memagent.data.tasks.beyond.weave import (
     places,
     prose,
 )
-from memagent.data.tasks.beyond.words import namesakes, other_person, people, person, towns
 
 LINKS = (
     ("the town where {person} was born", "{person} was born in {town}."),

@@ -27,9 +27,8 @@ from memagent.data.example import Evidence, Passage
 from memagent.data.sources.cache import open_source, sha256_of
 from memagent.data.sources.catalogue import source_setting
 from memagent.data.sources.readers import texts_in
-from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
-from memagent.data.tasks.registry import TaskSettings
+from memagent.data.tasks.registry import Draft, GeneratedTask, TaskSettings
 from memagent.data.tasks.ruler.haystack import (
     EssayHaystack,
     Haystack,
@@ -40,7 +39,7 @@ from memagent.data.tasks.ruler.haystack import (
     hide,
     nearest_gap,
 )
-from memagent.data.tasks.ruler.vocabulary import NOUN_OF_KIND, ValueKind, draw_new, listed
+from memagent.data.tasks.ruler.words import NOUN_OF_KIND, ValueKind, draw_new, listed
 
 
 class NeedleSettings(TaskSettings):

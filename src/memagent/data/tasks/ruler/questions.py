@@ -33,9 +33,8 @@ from memagent.data.sources.readers import (
     hotpot_paragraphs,
     squad_items,
 )
-from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
-from memagent.data.tasks.registry import TaskSettings
+from memagent.data.tasks.registry import Draft, GeneratedTask, TaskSettings
 from memagent.data.tasks.ruler.haystack import SENTENCE_END
 from memagent.errors import DataError
 

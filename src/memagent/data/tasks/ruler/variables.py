@@ -21,11 +21,10 @@ from pydantic import Field
 
 from memagent.config import MOST
 from memagent.data.example import Evidence, Passage
-from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import fit
-from memagent.data.tasks.registry import TaskSettings
+from memagent.data.tasks.registry import Draft, GeneratedTask, TaskSettings
 from memagent.data.tasks.ruler.haystack import Hidden, NoiseHaystack, hide
-from memagent.data.tasks.ruler.vocabulary import listed
+from memagent.data.tasks.ruler.words import listed
 
 NAME_LETTERS = 5
 SHOT_NAME_LETTERS = 3
