@@ -34,7 +34,7 @@ from memagent.errors import MemagentError
 from memagent.eval.forecast import EvalForecast
 from memagent.eval.records import ItemRecord
 from memagent.eval.runner import Evaluation
-from memagent.eval.setup import EvalRequest, make_request, open_evaluation, open_forecast
+from memagent.eval.setup import EvalRequest, make_request, open_evaluation
 from memagent.eval.stats import paired_mean
 from memagent.eval.suites import Suite, parse_suite, read_suite
 from memagent.runs import MANIFEST
@@ -88,8 +88,10 @@ def request_of(part: Part, engine: str, options: argparse.Namespace) -> EvalRequ
 
 async def estimate(request: EvalRequest, rate: int) -> None:
     """Print what an evaluation takes at least."""
-    async with open_forecast(request) as opened:
-        print(time_line(opened.forecast, opened.model, rate))
+    async with open_evaluation(request, is_dry=True) as evaluation:
+        assert evaluation.forecast is not None
+        model = evaluation.methods[0].gate.engine.model
+        print(time_line(evaluation.forecast, model, rate))
 
 
 def time_line(forecast: EvalForecast, model: str, rate: int) -> str:

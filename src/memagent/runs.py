@@ -242,17 +242,6 @@ class ManifestShape(BaseModel):
 Shape = TypeVar("Shape", bound=ManifestShape)
 
 
-class LimitsShape(ManifestShape):
-    """Limits and prices as manifests store them."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    max_calls: int | None = Field(default=None, ge=1)
-    max_cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    price_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    price_out: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-
-
 class _UsageShape(ManifestShape):
     model_config = ConfigDict(extra="forbid")
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memagent import trust
+from memagent.agent.model_call import LimitSettings
 from memagent.agent.prompts import PromptSet
 from memagent.agent.trace import Step, journal_line
 from memagent.config import AgentConfig
 from memagent.documents.document import Document
 from memagent.errors import RunError
 from memagent.replies import REPLIES, Replies
-from memagent.runs import MANIFEST, LimitsShape, ManifestShape, Run, check_manifest, read_manifest
+from memagent.runs import MANIFEST, ManifestShape, Run, check_manifest, read_manifest
 
 KIND = "ask"
 FREE_SETTINGS = ("prompts", "answer_tokens", "ledger_tokens")
@@ -91,7 +92,7 @@ class _CommandShape(ManifestShape):
     encoding: str | None
     engine: str
     engine_settings: dict[str, Any]
-    limits: LimitsShape
+    limits: LimitSettings
 
 
 class ReadingShape(ManifestShape):

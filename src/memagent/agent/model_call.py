@@ -15,15 +15,53 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
+from pydantic import ConfigDict, Field
+
 from memagent.agent.memory import split_reasoning
 from memagent.agent.trace import Step, StepKind
-from memagent.config import check_numbers
+from memagent.config import FileRecord, check_numbers
 from memagent.engines.base import Serving, facts_of
 from memagent.engines.limit import Failure, Patience
 from memagent.errors import ConfigError, EngineRefused, LimitReached, PromptCut
 from memagent.replies import KeptReply, Scope
 from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Completion, Engine, Message, Prices, Sampling, Usage
+
+
+class LimitSettings(FileRecord):
+    """Limits and prices as commands take them and as manifests keep them; resumed runs count what they used before."""
+
+    model_config = ConfigDict(strict=True)
+
+    max_calls: int | None = Field(default=None, ge=1)
+    """The run stops before more calls than this are made."""
+    max_cost: float | None = Field(default=None, ge=0)
+    """The run stops before it can cost more than this."""
+    price_in: float | None = Field(default=None, ge=0)
+    """Price of a million prompt tokens."""
+    price_out: float | None = Field(default=None, ge=0)
+    """Price of a million completion tokens."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are set, by name."""
+        return self.model_dump(exclude_none=True)
+
+    @property
+    def prices(self) -> Prices | None:
+        """What the endpoint charges; None if neither price is set."""
+        return Prices.of(self.price_in, self.price_out)
+
+    def over(self, earlier: LimitSettings) -> LimitSettings:
+        """These, and those of an earlier run where they are not set."""
+        return LimitSettings(**{**earlier.given, **self.given})
+
+    def open(self) -> Limits:
+        """Limits with nothing used."""
+        return Limits(max_calls=self.max_calls, max_cost=self.max_cost, prices=self.prices)
+
+
+NO_LIMITS = LimitSettings()
 
 
 class Reservation(NamedTuple):

@@ -159,7 +159,7 @@ class Ask:
             if request.is_stored:  # with all settings, whatever suits the model now
                 settings = {"config": AgentConfig.parse(settings)}
             self._reader = reader = Reader(
-                self._engine, tokenizer=request.tokenizer, limits=request.limits(), **settings
+                self._engine, tokenizer=request.tokenizer, limits=request.limits.open(), **settings
             )
             reader.config.check_used(options.reader.agent)
             if reader.tokenizer_note:
@@ -190,7 +190,7 @@ class Ask:
             )
             plan = plan_reading(self._reader, request.questions, chunks, done=done)
         speed = work.recall(self._engine)
-        print_plan(plan, request.prices, speed, self._engine, as_json=self._options.as_json)
+        print_plan(plan, request.limits.prices, speed, self._engine, as_json=self._options.as_json)
 
     async def _read_on(self) -> None:
         """Read again when the files have changed; ends when it is interrupted."""

@@ -11,13 +11,12 @@ from typing import Any
 
 from memagent import trust
 from memagent.agent.journal import read_reading
-from memagent.agent.model_call import Limits
+from memagent.agent.model_call import LimitSettings
 from memagent.agent.reader import checked_question, read_questions
-from memagent.cli.shared.run_options import ReaderOptions, RunOptions, limits_of, prices_of
+from memagent.cli.shared.run_options import ReaderOptions, RunOptions
 from memagent.engines.base import ANY_ENDPOINT, BaseEngine, EngineChoice
 from memagent.errors import ConfigError
 from memagent.names import absolute_path
-from memagent.types import Prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class AskRequest:
     engine: EngineChoice
     agent_settings: dict[str, Any]
     tokenizer: str | None
-    limit_settings: dict[str, Any]
+    limits: LimitSettings
     is_stored: bool = False
     """Whether it is that of an earlier run, which has all settings."""
 
@@ -60,15 +59,6 @@ class AskRequest:
         """The absolute paths of what is read, but for standard input."""
         names = [os.path.expanduser(path) for path in self.paths if path != "-"]
         return [os.path.abspath(os.path.join(self.folder, name)) for name in names]
-
-    @property
-    def prices(self) -> Prices | None:
-        """What the endpoint charges; None where no price is given."""
-        return prices_of(self.limit_settings)
-
-    def limits(self) -> Limits:
-        """Limits on calls and cost."""
-        return limits_of(self.limit_settings)
 
     def kept(self, engine: BaseEngine) -> dict[str, Any]:
         """What a manifest keeps, to resume by: no key, no credentials in the address."""
@@ -79,7 +69,7 @@ class AskRequest:
             "encoding": self.encoding,
             "engine": choice.spec,
             "engine_settings": dict(choice.settings),
-            "limits": self.limit_settings,
+            "limits": self.limits.given,
         }
 
 
@@ -116,7 +106,7 @@ def make_request(options: AskOptions) -> AskRequest:
         engine=reader.engine.choose(stored=engine),
         agent_settings={**manifest.get("agent", {}), **settings},
         tokenizer=tokenizer or manifest.get("tokenizer"),
-        limit_settings={**stored["limits"], **reader.limits.given},
+        limits=reader.limits.over(LimitSettings(**stored["limits"])),
         is_stored=earlier is not None,
     )
     _check(request, options, earlier)
@@ -142,7 +132,7 @@ def _check(request: AskRequest, options: AskOptions, earlier: Path | None) -> No
         if len(last.split()) > 1 and not Path(request.folder, last).exists():
             raise ConfigError(f"{last!r} is no file; ask it as a question with -q")
         raise ConfigError("ask something: -q QUESTION, or --questions FILE")
-    request.limits()  # raises before an engine is opened in vain
+    request.limits.open()  # raises before an engine is opened in vain
 
 
 def _stored_engine(stored: Mapping[str, Any], model: str) -> EngineChoice:

@@ -11,7 +11,7 @@ from platformdirs import user_state_path
 from memagent.agent.reader import Reader
 from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.run_options import ReaderOptions, limits_of, open_chosen, reader_options
+from memagent.cli.shared.run_options import ReaderOptions, open_chosen, reader_options
 from memagent.plugins import require
 
 
@@ -55,7 +55,7 @@ def command(options: McpOptions) -> int:
         reader = Reader(
             engine,
             tokenizer=options.reader.tokenizer,
-            limits=limits_of(options.reader.limits.given),
+            limits=options.reader.limits.open(),
             **options.reader.agent,
         )
         reader.config.check_used(options.reader.agent)

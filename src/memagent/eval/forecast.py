@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from memagent.agent.budget import JOINT_TOKENS, measure_budget
 from memagent.agent.prompts import prompts_for
-from memagent.agent.work import Work, max_merges
+from memagent.agent.work import Work, max_merges, recall
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
+from memagent.engines.base import facts_of
 from memagent.eval import prompts
-from memagent.eval.calls import CallDone
+from memagent.eval.calls import CallDone, EngineGate
 from memagent.eval.items import EvalPlan, TaskSample
 from memagent.eval.methods import LEAST_TEXT_TOKENS
 from memagent.eval.records import ItemRecord
@@ -59,6 +60,13 @@ class EvalForecast:
     def total(self) -> Work:
         """The work of all methods."""
         return sum((self.of_method(method) for method in self.works), Work())
+
+    def seconds(self, gate: EngineGate) -> float | None:
+        """How long all of it takes, as fast as the last run with the model was; None where there was none."""
+        speed, num_answers = recall(gate.engine), len(self.plan.items) * len(self.works)
+        is_shared = facts_of(gate.engine).runs_here
+        lanes = None if is_shared else min(gate.concurrency, num_answers * self.samples)
+        return self.total.seconds(speed, lanes=lanes) if speed else None
 
 
 def make_forecast(

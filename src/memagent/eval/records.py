@@ -21,12 +21,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from memagent.agent.model_call import LimitSettings
 from memagent.errors import ConfigError, RunError
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, Score, grade, open_grader
 from memagent.run_files import check_tree, read_lines, write_file
 from memagent.runs import (
     JOURNAL,
-    LimitsShape,
     ManifestShape,
     parse_manifest,
     read_manifest,
@@ -178,7 +178,7 @@ class StoredCommand(ManifestShape):
     engine: str
     engine_settings: dict[str, Any]
     concurrency: int | None = Field(default=None, ge=1)
-    limits: LimitsShape = LimitsShape()
+    limits: LimitSettings = LimitSettings()
 
 
 class EvaluationManifest(ManifestShape):

@@ -9,7 +9,7 @@
 `memagent eval` and `evaluate` both open an evaluation here, so that they give the same records. For
 progress or a dry run, take the steps one by one:
 
-    request = make_request(suite, "scripted", max_calls=1000)
+    request = make_request(suite, "scripted", limits=LimitSettings(max_calls=1000))
     async with open_evaluation(request, run_dir=Path("runs/first")) as evaluation:
         print(len(evaluation.records), "of", evaluation.num_items)
         records = await evaluation.evaluate(on_record=print)
@@ -20,16 +20,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from memagent import trust
-from memagent.agent.model_call import Limits
+from memagent.agent.model_call import NO_LIMITS, LimitSettings
 from memagent.agent.prompts import PROMPT_SETS, open_prompts
 from memagent.agent.reader import check_section_ends
-from memagent.agent.work import recall
 from memagent.config import EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.engines import store
@@ -68,14 +67,13 @@ from memagent.eval.suites import (
 from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run
 from memagent.tokens.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
-from memagent.types import Completion, Engine, Message, Prices, Sampling
+from memagent.types import Completion, Engine, Message, Sampling
 
 OpenEngine = Callable[[EngineChoice], Awaitable[BaseEngine]]
 """Opens an engine in another way than in this process, such as on a cluster."""
 OnNote = Callable[[str], None]
 """Called with remarks for the user, one line each."""
 
-LIMITS = ("max_calls", "max_cost", "price_in", "price_out")
 LOCAL_SHARE = 4
 """A model in this process is sent a quarter of the calls that it can work on: 16 on a CPU, 256 on a GPU."""
 STRETCHED = ("local", "vllm")
@@ -98,23 +96,7 @@ class EvalRequest:
     """How to open the engine, or one that is open already and stays so."""
     concurrency: int | None = None
     """Concurrent calls; None leaves it to the engine."""
-    max_calls: int | None = None
-    """The run stops before more calls than this are made."""
-    max_cost: float | None = None
-    """The run stops before it can cost more than this."""
-    price_in: float | None = None
-    """Price of a million prompt tokens."""
-    price_out: float | None = None
-    """Price of a million completion tokens."""
-
-    @property
-    def prices(self) -> Prices | None:
-        """What the endpoint charges; None if neither price is set."""
-        return Prices.of(self.price_in, self.price_out)
-
-    def limits(self) -> Limits:
-        """Fresh limits, with nothing used."""
-        return Limits(max_calls=self.max_calls, max_cost=self.max_cost, prices=self.prices)
+    limits: LimitSettings = NO_LIMITS
 
     def engine_of(self, method: MethodChoice) -> EngineChoice | Engine:
         """The engine that answers a method: the request's, with the method's own settings."""
@@ -144,14 +126,13 @@ class EvalRequest:
 
     def to_dict(self, stored: EngineChoice) -> dict[str, Any]:
         """The request as a manifest stores it, with the engine as it may be stored."""
-        limits = {name: getattr(self, name) for name in LIMITS}
         return {
             "suite": self.suite.model_dump(mode="json"),
             "suite_name": self.suite_name,
             "engine": stored.spec,
             "engine_settings": dict(stored.settings),
             "concurrency": self.concurrency,
-            "limits": {name: value for name, value in limits.items() if value is not None},
+            "limits": self.limits.given,
         }
 
 
@@ -163,10 +144,7 @@ def make_request(
     resumed: EvalRequest | None = None,
     suite_name: str | None = None,
     concurrency: int | None = None,
-    max_calls: int | None = None,
-    max_cost: float | None = None,
-    price_in: float | None = None,
-    price_out: float | None = None,
+    limits: LimitSettings = NO_LIMITS,
 ) -> EvalRequest:
     """A request, checked. What is not given is as in the request that is `resumed`, if there is one.
 
@@ -194,18 +172,15 @@ def make_request(
         raise ConfigError("the engine is open already; leave out `engine_settings`")
     else:
         chosen = engine
-    limits = (max_calls, max_cost, price_in, price_out)
-    given = {name: value for name, value in zip(LIMITS, limits, strict=True) if value is not None}
-    before = {name: getattr(resumed, name) for name in LIMITS} if resumed else {}
     request = EvalRequest(
         suite=suite,
         suite_name=suite_name or (resumed.suite_name if resumed else None),
         engine=chosen,
         concurrency=concurrency,
-        **{**before, **given},
+        limits=limits.over(resumed.limits) if resumed else limits,
     )
     _check_engines(request)
-    request.limits()  # raises before an engine is opened in vain
+    request.limits.open()  # raises before an engine is opened in vain
     return request
 
 
@@ -237,7 +212,7 @@ def stored_request(
         suite_name=stored.suite_name,
         engine=EngineChoice(spec=stored.engine, settings=stored.engine_settings),
         concurrency=stored.concurrency,
-        **stored.limits.model_dump(),
+        limits=stored.limits,
     )
 
 
@@ -309,10 +284,7 @@ async def evaluate(
     engine_settings: Mapping[str, Any] | None = None,
     run_dir: str | Path | None = None,
     concurrency: int | None = None,
-    max_calls: int | None = None,
-    max_cost: float | None = None,
-    price_in: float | None = None,
-    price_out: float | None = None,
+    limits: LimitSettings = NO_LIMITS,
     processes: int | None = None,
     on_record: OnRecord | None = None,
     on_note: OnNote | None = None,
@@ -328,10 +300,7 @@ async def evaluate(
         engine,
         engine_settings=engine_settings,
         concurrency=concurrency,
-        max_calls=max_calls,
-        max_cost=max_cost,
-        price_in=price_in,
-        price_out=price_out,
+        limits=limits,
     )
     path = Path(run_dir) if run_dir is not None else None
     is_there = path is not None and (path / MANIFEST).exists()
@@ -350,19 +319,21 @@ async def open_evaluation(
     processes: int | None = None,
     open_engine: OpenEngine | None = None,
     on_note: OnNote | None = None,
+    is_dry: bool = False,
 ) -> AsyncIterator[Evaluation]:
     """An evaluation, ready for its first call; mistakes that need no call to be found are raised here.
 
     Without `run_dir` nothing is written; with `resume` it must hold a run that asks the same. `processes`
     generate examples; 0 uses a thread of this one, None decides by the amount of text. `open_engine` opens the
-    engines; by default they are opened in this process.
+    engines; by default they are opened in this process. `is_dry` is for the forecast alone: texts of files are
+    rebuilt, too, vLLM is not started, and no model is downloaded or asked.
     """
     from memagent.eval.select import with_questions  # which asks by evaluations of its own
 
     suite = request.suite
-    asked = await with_questions(suite, on_note=on_note)
+    asked = suite if is_dry else await with_questions(suite, on_note=on_note)
     async with AsyncExitStack() as stack:
-        gates = _Gates(request, open_engine)
+        gates = _Gates(request, open_engine, is_dry=is_dry)
         stack.push_async_callback(gates.aclose)
         first = (await gates.open(suite.methods[0])).engine
         tokenizer = _open_tokenizer(suite, first, on_note)
@@ -370,12 +341,12 @@ async def open_evaluation(
         _compare_tokenizers(plan, tokenizer, on_note)
         methods = []
         for choice in suite.methods:
-            method = await _open_method(request, gates, choice, tokenizer, on_note)
+            method = await _open_method(request, gates, choice, tokenizer, on_note, is_dry=is_dry)
             methods.append(method)
             if method.embedder is not None:
                 stack.push_async_callback(method.embedder.aclose)
-        pool = stack.enter_context(ExamplePool(plan, processes=processes))
-        sources = await pool.check(plan)
+        pool = stack.enter_context(ExamplePool(plan, processes=0 if is_dry else processes))
+        sources = await pool.check(plan, with_files=is_dry)
         run = None
         if run_dir is not None:
             identity = _identity(suite, first, tokenizer, plan, methods, sources)
@@ -395,13 +366,15 @@ async def open_evaluation(
             methods,
             seed=suite.seed,
             run=run,
-            limits=request.limits(),
-            prices=request.prices,
+            limits=request.limits.open(),
+            prices=request.limits.prices,
             concurrency=max(request.concurrency_of(gate.engine) for gate in gates),
             graders=suite.graders,
             samples=suite.samples,
         )
-        with suppress(MemagentError):  # an estimate is no reason to stop
+        with (
+            nullcontext() if is_dry else suppress(MemagentError)
+        ):  # an estimate is no reason to stop
             evaluation.forecast = await _forecast(plan, methods, pool, suite.samples)
         try:
             yield evaluation
@@ -409,51 +382,6 @@ async def open_evaluation(
             if run is not None:
                 run.discard_if_empty()  # nothing was finished: there is nothing to resume
             raise
-
-
-@asynccontextmanager
-async def open_forecast(
-    request: EvalRequest, *, on_note: OnNote | None = None
-) -> AsyncIterator[OpenForecast]:
-    """What an evaluation would take: every source is opened, an example of each task is generated.
-
-    Models of this machine are opened; endpoints are asked only what they serve. vLLM is not started and nothing is
-    downloaded: such a model counts by what is known of it.
-    """
-    suite = request.suite
-    async with AsyncExitStack() as stack:
-        gates = _Gates(request, is_dry=True)
-        stack.push_async_callback(gates.aclose)
-        engine = (await gates.open(suite.methods[0])).engine
-        tokenizer = _open_tokenizer(suite, engine, on_note)
-        plan = plan_items(suite, length_tokenizer=length_name(suite, engine, tokenizer))
-        methods = [
-            await _open_method(request, gates, choice, tokenizer, on_note, is_dry=True)
-            for choice in suite.methods
-        ]
-        pool = stack.enter_context(ExamplePool(plan, processes=0))
-        await pool.check(plan, with_files=True)
-        forecast = await _forecast(plan, methods, pool, suite.samples)
-        assert forecast is not None, "every task has an example"
-        speed = recall(engine)
-        num_answers = len(plan.items) * len(methods) * suite.samples
-        lanes = (
-            None
-            if facts_of(engine).runs_here
-            else float(min(request.concurrency_of(engine), num_answers))
-        )
-        seconds = forecast.total.seconds(speed, lanes=lanes) if speed else None
-        yield OpenForecast(forecast=forecast, seconds=seconds, model=engine.model)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenForecast:
-    """A forecast, and how long the evaluation takes."""
-
-    forecast: EvalForecast
-    seconds: float | None
-    """As fast as the last run with the model was; None where there was none."""
-    model: str
 
 
 async def _forecast(

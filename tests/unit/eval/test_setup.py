@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from memagent import trust
+from memagent.agent.model_call import LimitSettings
 from memagent.agent.work import remember
 from memagent.cli.main import run as run_command
 from memagent.data.example import Example, Origin
@@ -19,16 +20,15 @@ from memagent.engines.addresses import endpoint_from, origin
 from memagent.engines.base import EngineChoice, open_engine
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, EngineRefused, MemagentError, RunError
+from memagent.eval.forecast import EvalForecast
 from memagent.eval.records import KIND, ItemRecord, read_items
 from memagent.eval.setup import (
     EvalRequest,
-    OpenForecast,
     check_same,
     evaluate,
     length_name,
     make_request,
     open_evaluation,
-    open_forecast,
     stored_request,
 )
 from memagent.eval.suites import Suite, SuiteTasks, parse_suite
@@ -77,7 +77,12 @@ def test_python_and_the_command_line_give_the_same_records_and_manifest(
     suite = suite_of("reader", "direct", "map_reduce", **settings)
     flags = [f"--set={name}={value}" for name, value in settings.items()]
     asyncio.run(
-        evaluate(suite, "scripted", run_dir=tmp_path / "python", price_in=2.0, price_out=4.0)
+        evaluate(
+            suite,
+            "scripted",
+            run_dir=tmp_path / "python",
+            limits=LimitSettings(price_in=2.0, price_out=4.0),
+        )
     )
     flags += ["--engine=scripted", "--set=price_in=2", "--set=price_out=4", "--quiet"]
     command = ["eval", *options_of(suite), *flags]
@@ -165,7 +170,9 @@ def test_a_run_is_not_resumed_with_other_templates(changed: str, tmp_path: Path)
 
 
 def test_a_stored_request_keeps_suite_engine_and_limits(tmp_path: Path) -> None:
-    request = make_request(suite_of("direct", num=1), "scripted", concurrency=3, max_calls=9)
+    request = make_request(
+        suite_of("direct", num=1), "scripted", concurrency=3, limits=LimitSettings(max_calls=9)
+    )
 
     async def run() -> None:
         async with open_evaluation(request, run_dir=tmp_path / "run") as evaluation:
@@ -174,10 +181,12 @@ def test_a_stored_request_keeps_suite_engine_and_limits(tmp_path: Path) -> None:
     asyncio.run(run())
     assert stored_request(tmp_path / "run") == request
     resumed = make_request(
-        request.suite, resumed=request, max_calls=20, price_in=1.0, price_out=2.0
+        request.suite,
+        resumed=request,
+        limits=LimitSettings(max_calls=20, price_in=1.0, price_out=2.0),
     )
     assert (resumed.engine, resumed.concurrency) == (request.engine, 3)
-    assert (resumed.max_calls, resumed.price_in, resumed.max_cost) == (20, 1.0, None)
+    assert resumed.limits == LimitSettings(max_calls=20, price_in=1.0, price_out=2.0)
 
 
 def test_another_identity_is_refused_and_named(tmp_path: Path) -> None:
@@ -265,9 +274,18 @@ def test_a_model_on_a_gpu_is_sent_more_calls_at_once() -> None:
 # --- plans ----------------------------------------------------------------------------------------
 
 
-async def forecast_of(suite: Suite, engine: Any = "scripted", **settings: Any) -> OpenForecast:
-    async with open_forecast(make_request(suite, engine, **settings)) as opened:
-        return opened
+class Planned(NamedTuple):
+    forecast: EvalForecast
+    seconds: float | None
+    model: str
+
+
+async def planned(suite: Suite, engine: Any = "scripted", **settings: Any) -> Planned:
+    request = make_request(suite, engine, **settings)
+    async with open_evaluation(request, is_dry=True) as evaluation:
+        assert evaluation.forecast is not None
+        gate = evaluation.methods[0].gate
+        return Planned(evaluation.forecast, evaluation.forecast.seconds(gate), gate.engine.model)
 
 
 class Exact(ScriptedEngine):
@@ -284,7 +302,7 @@ async def test_calls_and_tokens_of_a_forecast_are_those_of_the_run() -> None:
     suite = suite_of(*methods, length_tokenizer="bytes", samples=2)
     tasks = [task.model_copy(update={"tokens": [1500, 9000]}) for task in suite.tasks]
     suite = suite.model_copy(update={"tasks": tasks})
-    forecast = (await forecast_of(suite, Exact(lambda *_: "x"))).forecast
+    forecast = (await planned(suite, Exact(lambda *_: "x"))).forecast
     records = await evaluate(suite, Exact(lambda *_: "x"))
     assert sum(forecast.cells.values()) * 2 * len(methods) == len(records)
     for name in methods:
@@ -306,8 +324,7 @@ async def test_quotes_that_an_answer_is_shown_are_in_the_highest_cost_of_a_forec
     async def most(ledger_tokens: int) -> float:
         reading = {"evidence": True, "quote_tokens": 64, "ledger_tokens": ledger_tokens}
         suite = suite_of("reader", num=2, agent={**SIZES, **reading})
-        forecast = (await forecast_of(suite)).forecast
-        assert forecast is not None
+        forecast = (await planned(suite)).forecast
         return forecast.total.max_memory_tokens
 
     assert await most(500) - await most(100) == 4 * 400
@@ -319,7 +336,7 @@ async def test_a_dry_run_opens_every_source_and_names_what_is_missing(tmp_path: 
     sources = {"squad-dev": str(tmp_path / "missing.json")}
     broken = suite.model_copy(update={"tasks": [*suite.tasks, absent], "sources": sources})
     with pytest.raises(MemagentError, match=r"missing\.json"):
-        await forecast_of(broken)
+        await planned(broken)
     example = Example(
         id="e",
         task="ruler/niah_single_1",
@@ -331,27 +348,27 @@ async def test_a_dry_run_opens_every_source_and_names_what_is_missing(tmp_path: 
     write_examples(tmp_path / "broken.jsonl", [example])
     own = SuiteTasks.parse({"files": [str(tmp_path / "broken.jsonl")]})
     with pytest.raises(ConfigError, match=r"broken\.jsonl"):
-        await forecast_of(suite.model_copy(update={"tasks": [own]}))
+        await planned(suite.model_copy(update={"tasks": [own]}))
 
 
 async def test_a_dry_run_starts_no_server_and_downloads_no_model() -> None:
     suite = suite_of("reader", length_tokenizer="bytes")
-    opened = await forecast_of(suite, "vllm:lab/some-model")
+    opened = await planned(suite, "vllm:lab/some-model")
     assert (opened.seconds, opened.model) == (None, "lab/some-model")
     assert opened.forecast.total.num_calls == 6 * 3
     own = suite.model_copy(update={"agent": {}})
-    embedded = await forecast_of(own, "local:smollm2-135m")
+    embedded = await planned(own, "local:smollm2-135m")
     assert embedded.forecast.total.num_calls == 6 * 3  # sections of 1,024: the model's own setting
     nowhere = {"base_url": "http://127.0.0.1:9/v1"}
-    assert (await forecast_of(suite, "openai:m", engine_settings=nowhere)).seconds is None
+    assert (await planned(suite, "openai:m", engine_settings=nowhere)).seconds is None
 
 
 async def test_time_is_estimated_as_the_last_run_took() -> None:
     suite = suite_of("reader", length_tokenizer="bytes")
     engine = ScriptedEngine(["x"] * 100, model="timed")
-    assert (await forecast_of(suite, engine)).seconds is None
+    assert (await planned(suite, engine)).seconds is None
     remember(engine, prompt_tokens=1000, call_seconds=10.0, seconds=5.0)
-    opened = await forecast_of(suite, engine)
+    opened = await planned(suite, engine)
     assert opened.seconds == pytest.approx(opened.forecast.total.prompt_tokens * 0.01 / 2)
     assert engine.prompts == [], "nothing is asked"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from memagent.agent.model_call import LimitSettings
 from memagent.cli.eval.output import EvalProgress
 from memagent.cli.shared.console import CommandConsole, print_json, resumable
 from memagent.cli.shared.options import PanelCommand, panel_option, set_option, taking
@@ -18,7 +19,6 @@ from memagent.cli.shared.run_options import (
     PRICES,
     ClusterOptions,
     EngineOptions,
-    LimitOptions,
     RunOptions,
     check_replicas,
     engine_opener,
@@ -50,7 +50,7 @@ class FilterOptions:
     as_json: bool
     quiet: bool
     run: RunOptions
-    limits: LimitOptions
+    limits: LimitSettings
     engine: EngineOptions
     cluster: ClusterOptions
 
@@ -172,9 +172,6 @@ def _request_of(options: FilterOptions) -> tuple[EvalRequest, Path]:
         options.engine.engine,
         engine_settings=options.engine.settings.all,
         resumed=resumed,
-        max_calls=options.limits.max_calls,
-        max_cost=options.limits.max_cost,
-        price_in=options.limits.prices.price_in,
-        price_out=options.limits.prices.price_out,
+        limits=options.limits,
     )
     return request, file

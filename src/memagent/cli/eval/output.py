@@ -18,7 +18,6 @@ from memagent.eval.report.rows import EVIDENCE, Entry, ResultRow, result_rows
 from memagent.eval.report.tables import EVIDENCE_TITLES
 from memagent.eval.runner import Evaluation
 from memagent.eval.select import describe_selection
-from memagent.eval.setup import OpenForecast
 from memagent.eval.suites import Suite
 from memagent.types import Prices
 
@@ -26,10 +25,12 @@ SHOWN_FAILURES = 3
 
 
 def print_forecast(
-    opened: OpenForecast, suite: Suite, prices: Prices | None, *, as_json: bool
+    evaluation: Evaluation, suite: Suite, prices: Prices | None, *, as_json: bool
 ) -> None:
     """What an evaluation would take."""
-    forecast = opened.forecast
+    forecast, gate = evaluation.forecast, evaluation.methods[0].gate
+    assert forecast is not None, "every task has an example"
+    seconds = forecast.seconds(gate)
     cells = sorted(forecast.cells.items(), key=lambda cell: (cell[0][0], cell[0][1] or 0))
     if as_json:
         print_json(
@@ -41,7 +42,7 @@ def print_forecast(
                 "samples": forecast.samples,
                 "methods": {name: _work_json(forecast.of_method(name)) for name in forecast.works},
                 "total": _work_json(forecast.total),
-                **cost_and_time(forecast.total, prices, opened.seconds),
+                **cost_and_time(forecast.total, prices, seconds),
             }
         )
         return
@@ -57,7 +58,7 @@ def print_forecast(
     if prices is not None:
         low, high = forecast.total.cost(prices)
         print(f"cost: between {low:,.4f} and {high:,.4f}")
-    print(f"time: {time_text(opened.seconds, opened.model)}")
+    print(f"time: {time_text(seconds, gate.engine.model)}")
 
 
 def _work_text(work: Work) -> str:

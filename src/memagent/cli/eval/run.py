@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import click
 
 from memagent.agent import work
+from memagent.agent.model_call import LimitSettings
 from memagent.cli.eval.output import EvalProgress, print_forecast, print_results
 from memagent.cli.shared.console import TABLE_METAVAR, CommandConsole, resumable
 from memagent.cli.shared.options import (
@@ -29,7 +30,6 @@ from memagent.cli.shared.run_options import (
     PRICES,
     ClusterOptions,
     EngineOptions,
-    LimitOptions,
     RunOptions,
     check_replicas,
     cluster_option,
@@ -52,7 +52,6 @@ from memagent.eval.setup import (
     EvalRequest,
     make_request,
     open_evaluation,
-    open_forecast,
     stored_request,
 )
 from memagent.eval.suites import Suite, parse_suite, read_suite
@@ -89,7 +88,7 @@ class EvalOptions:
     asked: SuiteOptions
     engine: EngineOptions
     run: RunOptions
-    limits: LimitOptions
+    limits: LimitSettings
     cluster: ClusterOptions
     processes: int | None
     dry_run: bool
@@ -111,10 +110,7 @@ def request_of(options: EvalOptions) -> EvalRequest:
         engine_settings=options.engine.settings.all,
         resumed=resumed,
         suite_name=path.stem if path else None,
-        max_calls=options.limits.max_calls,
-        max_cost=options.limits.max_cost,
-        price_in=options.limits.prices.price_in,
-        price_out=options.limits.prices.price_out,
+        limits=options.limits,
     )
 
 
@@ -353,10 +349,10 @@ async def _run(options: EvalOptions) -> int:
     async with AsyncExitStack() as stack:
         cluster = stack.enter_context(joined(options.cluster.cluster, console))
         if options.dry_run:
-            opening = open_forecast(request, on_note=console.report)
+            opening = open_evaluation(request, on_note=console.report, is_dry=True)
             with console.notice("opening sources and counting"):
-                opened = await stack.enter_async_context(opening)
-            print_forecast(opened, request.suite, request.prices, as_json=options.as_json)
+                dry = await stack.enter_async_context(opening)
+            print_forecast(dry, request.suite, request.limits.prices, as_json=options.as_json)
             return 0
         for method in request.suite.methods:
             if method.name == "dense":

@@ -13,7 +13,7 @@ import click
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from memagent.config import AgentConfig, Settings
+from memagent.config import AgentConfig, FileRecord, Settings
 from memagent.names import hint
 from memagent.profiles import VARIABLE, load_profile, with_profile
 
@@ -215,7 +215,7 @@ def all_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 def taking(options: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
     """Let a command take its options as one frozen dataclass.
 
-    Fields are filled by name; a field that is itself such a dataclass gets its own fields; a field of
+    Fields are filled by name; a field that is itself such a dataclass, or a record, gets its own fields; a field of
     type `Annotated[dict[str, Any], AgentConfig]` gets the settings of that class that were given.
     """
 
@@ -240,6 +240,8 @@ def build(options: type[T], values: Mapping[str, Any]) -> T:
             found[each.name] = given(get_args(kind)[1], values)
         elif is_dataclass(kind) and isinstance(kind, type):
             found[each.name] = build(kind, values)
+        elif isinstance(kind, type) and issubclass(kind, FileRecord):
+            found[each.name] = kind(**{name: values[name] for name in kind.model_fields})
         else:
             found[each.name] = values[each.name]
     return options(**found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import click
 
-from memagent.agent.model_call import Limits
+from memagent.agent.model_call import LimitSettings
 from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import (
     SHOWN,
@@ -27,7 +27,6 @@ from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
 from memagent.engines import store
 from memagent.engines.base import BaseEngine, EngineChoice, choose_engine
 from memagent.errors import ConfigError
-from memagent.types import Prices
 
 ENGINES = (EngineConfig, LocalConfig, VllmConfig)
 """Settings of engines of any kind."""
@@ -219,51 +218,6 @@ class RunOptions:
             raise ConfigError("give --resume to resume a run or --run-dir to begin one, not both")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceOptions:
-    """Prices that were set."""
-
-    price_in: float | None
-    price_out: float | None
-
-    @property
-    def given(self) -> dict[str, float]:
-        """The options that were given, by name; a manifest keeps them."""
-        return _given(price_in=self.price_in, price_out=self.price_out)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitOptions:
-    """What `limit_options` were given, and prices."""
-
-    max_calls: int | None
-    max_cost: float | None
-    prices: PriceOptions
-
-    @property
-    def given(self) -> dict[str, float]:
-        """The options that were given, by name; a manifest keeps them."""
-        return {**_given(max_calls=self.max_calls, max_cost=self.max_cost), **self.prices.given}
-
-
-def _given(**values: float | None) -> dict[str, float]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def prices_of(settings: Mapping[str, Any]) -> Prices | None:
-    """What the endpoint charges; None where no price is given."""
-    return Prices.of(settings.get("price_in"), settings.get("price_out"))
-
-
-def limits_of(settings: Mapping[str, Any]) -> Limits:
-    """Limits from settings by name; those that are not given are not set."""
-    return Limits(
-        max_calls=settings.get("max_calls"),
-        max_cost=settings.get("max_cost"),
-        prices=prices_of(settings),
-    )
-
-
 # --- all options of commands that read texts ------------------------------------------------------
 
 
@@ -287,6 +241,6 @@ class ReaderOptions:
     """What `reader_options` were given."""
 
     tokenizer: str | None
-    limits: LimitOptions
+    limits: LimitSettings
     engine: EngineOptions
     agent: Annotated[dict[str, Any], AgentConfig]
