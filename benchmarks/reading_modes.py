@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 
 from memagent.agent.trace import Trace
-from memagent.cli.eval.output import results_table
+from memagent.cli.eval.output import results_text
 from memagent.data.example import Example
 from memagent.documents.chunking import Chunks
 from memagent.engines.scripted import Script, ScriptedEngine
@@ -149,7 +149,7 @@ def main() -> None:
     options = parser.parse_args()
     changes = [f"agent.memory_tokens={options.memory_tokens}"] if options.memory_tokens else []
     records = measure(options.suite, tokens=options.tokens, num=options.num, changes=changes)
-    print(results_table(result_rows(Entry(record.method, record) for record in records)), end="")
+    print(results_text(result_rows(Entry(record.method, record) for record in records)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from memagent.cli.shared.console import CommandConsole, with_options
+from memagent.cli.shared.console import CommandConsole, aligned, with_options
 from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.progress import PullProgress, size_text
 from memagent.engines import store
@@ -28,10 +28,7 @@ def list_models() -> None:
     here = {model.name: model for model in store.installed()}
     names = [*store.KNOWN, *sorted(here.keys() - store.KNOWN.keys())]
     rows = [HEADINGS, *(_row(name, here.get(store.base_of(name))) for name in names)]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    click.echo("\n".join(aligned(rows)))
     for reason in filter(None, map(store.missing_adapter, names)):
         click.echo(with_options(reason), err=True)
 

@@ -12,7 +12,7 @@ import click
 
 from memagent.agent.trace import Trace
 from memagent.cli.ask_output import answer_text
-from memagent.cli.shared.console import print_json
+from memagent.cli.shared.console import aligned, print_json
 from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.progress import size_text
 from memagent.errors import plain
@@ -49,10 +49,7 @@ def list_runs(folder: Path | None, as_json: bool) -> None:
         print_json([_as_json(run) for run in runs])
         return
     rows = [HEADINGS, *map(_row, runs)]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    click.echo("\n".join(aligned(rows)))
 
 
 @command.command("show")

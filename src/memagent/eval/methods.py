@@ -436,13 +436,12 @@ def cut_middle(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str | Non
 
     Of most texts that do not fit, only the two ends are counted.
     """
-    num_chars = max_tokens * USUAL_CHARS_PER_TOKEN
-    for part in dict.fromkeys((text[:num_chars], text)):
-        if tokenizer.count(part) > max_tokens:
-            break
-    else:
+    num_chars, count = max_tokens * USUAL_CHARS_PER_TOKEN, tokenizer.count
+    if count(text[:num_chars]) <= max_tokens and count(text) <= max_tokens:
         return None
-    half = (max_tokens - tokenizer.count(LEFT_OUT)) // 2
+    half = (max_tokens - count(LEFT_OUT)) // 2
+    while num_chars < len(text) and min(count(text[:num_chars]), count(text[-num_chars:])) <= half:
+        num_chars *= 2
     head = shortened(text[:num_chars], tokenizer, max_tokens=half)
     tail = ending(text[len(head) :][-num_chars:], tokenizer, max_tokens=half)
     return head + LEFT_OUT + tail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from memagent.cli.shared.console import aligned
 from memagent.data.sources.cache import cached_path, check_source, is_here, open_source
 from memagent.data.sources.catalogue import SOURCES, Source, find_source
 
@@ -68,10 +69,7 @@ def check_command(name: str, path: str) -> int:
 def list_sources() -> None:
     """One row per source, then what they are."""
     rows = [HEADINGS, *(_row(name, source) for name, source in SOURCES.items())]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    click.echo("\n".join(aligned(rows)))
     click.echo()
     for name, source in SOURCES.items():
         click.echo(f"{name}: {source.what}" + (f"\n  {source.url}" if source.url else ""))

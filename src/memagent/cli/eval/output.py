@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any, Self
+from functools import partial
+from typing import Self
 
 from memagent.agent.trace import model_changes
 from memagent.agent.work import Work
-from memagent.cli.shared.console import CommandConsole, print_json
+from memagent.cli.shared.console import CommandConsole, aligned, print_json
 from memagent.cli.shared.progress import ProgressFrame, cost_and_time, duration, time_text
 from memagent.eval.calls import CallDone
 from memagent.eval.forecast import Remaining
 from memagent.eval.records import ItemRecord
 from memagent.eval.report.rows import EVIDENCE, Entry, ResultRow, result_rows
-from memagent.eval.report.tables import EVIDENCE_TITLES
+from memagent.eval.report.tables import EVIDENCE_TITLES, Column, Table, percent
 from memagent.eval.runner import Evaluation
 from memagent.eval.select import describe_selection
 from memagent.eval.suites import Suite
@@ -77,9 +78,9 @@ def print_results(records: list[ItemRecord], *, as_json: bool) -> None:
     """The scores, and which items failed."""
     rows = result_rows(Entry(record.method, record) for record in records)
     if as_json:
-        print_json([_as_json(row) for row in rows])
+        print_json(results_table(rows).records())
         return
-    print(results_table(rows), end="")
+    print(results_text(rows))
     failed = [record for record in records if record.status == "failed"]
     lost = sum(row.lost_tokens for row in rows)
     if num_empty := sum(row.num_empty for row in rows):
@@ -106,79 +107,59 @@ def print_results(records: list[ItemRecord], *, as_json: bool) -> None:
             print(f"  and {len(reasons) - SHOWN_FAILURES:,} other reasons, see the records")
 
 
-def results_table(rows: list[ResultRow]) -> str:
+def results_text(rows: Sequence[ResultRow]) -> str:
     """The results as a table: a line per task, length and method, a column for each further grader."""
-    further = sorted({name for row in rows for name, _ in row.further})
+    table = results_table(rows)
+    right = [number for number, column in enumerate(table.shown) if column.is_number]
+    return "\n".join(aligned([table.heads, *table.lines()], right=right))
+
+
+def results_table(rows: Sequence[ResultRow]) -> Table:
+    """The results for people and for programs."""
+    count, tenths = "{:,}".format, "{:,.1f}".format
     is_sampled = any(row.num_samples > row.score.num for row in rows)
-    answers = ["answers"] if is_sampled else []
-    head = ["task", "length", "method", "items", *answers, "failed"]
-    evidence = [name for name in EVIDENCE if any(getattr(row, name) is not None for row in rows)]
-    titles = dict(zip(EVIDENCE, EVIDENCE_TITLES, strict=True))
-    head += ["score", "95 % interval", "calls", "s", *(titles[name] for name in evidence), *further]
-    lines = [
-        [
-            row.task,
-            row.length.label,
-            row.series,
-            f"{row.score.num:,}",
-            *([f"{row.num_samples:,}"] if is_sampled else []),
-            f"{row.num_failed:,}",
-            f"{100 * row.score.value:.1f}",
-            f"{100 * row.score.low:.1f} to {100 * row.score.high:.1f}",
-            f"{row.num_calls:,.1f}",
-            f"{row.seconds:,.1f}",
-            *(_share(getattr(row, name)) for name in evidence),
-            *(_further_score(row, name) for name in further),
-        ]
-        for row in rows
-    ]
-    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
-    return "".join(
-        "  ".join(
-            cell.ljust(width) if column in (0, 2) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        + "\n"
-        for line in [head, *lines]
+    known = {name for name in EVIDENCE if any(getattr(row, name) is not None for row in rows)}
+    columns = (
+        Column("task", "task", is_number=False),
+        Column("length", value="length.label"),
+        Column(None, "target_tokens", "length.tokens"),
+        Column("method", "method", "series", is_number=False),
+        Column("items", "num_questions", "score.num", show=count),
+        Column("answers" if is_sampled else None, "num", "num_samples", show=count),
+        Column("failed", "num_failed", show=count),
+        *map(partial(Column, None), ("num_empty", "num_over_limit", "num_cut")),
+        *map(partial(Column, None), ("answered_score", "lost_tokens")),
+        Column("score", "score", "score.value", show=percent),
+        Column(
+            "95 % interval", value="score", show=lambda s: f"{percent(s.low)} to {percent(s.high)}"
+        ),
+        Column(None, "low", "score.low"),
+        Column(None, "high", "score.high"),
+        Column("calls", "num_calls", show=tenths),
+        Column("s", "seconds", show=tenths),
+        *map(partial(Column, None), ("prompt_tokens", "completion_tokens", "cost")),
+        *(
+            Column(title if name in known else None, name, show=percent)
+            for name, title in zip(EVIDENCE, EVIDENCE_TITLES, strict=True)
+        ),
+        *(
+            Column(name, value=partial(_further_score, name), show=percent)
+            for name in sorted({name for row in rows for name, _ in row.further})
+        ),
+        Column(None, "graders"),
+        Column(None, "further", _further_scores),
     )
+    return Table(name="results", caption="Results.", columns=columns, rows=tuple(rows))
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
-
-
-def _further_score(row: ResultRow, grader: str) -> str:
+def _further_score(grader: str, row: ResultRow) -> float | None:
     found = dict(row.further).get(grader)
-    return "" if found is None else f"{100 * found.value:.1f}"
+    return None if found is None else found.value
 
 
-def _as_json(row: ResultRow) -> dict[str, Any]:
+def _further_scores(row: ResultRow) -> dict[str, dict[str, float]]:
     return {
-        "task": row.task,
-        "target_tokens": row.length.tokens,
-        "method": row.series,
-        "num": row.num_samples,
-        "num_questions": row.score.num,
-        "num_failed": row.num_failed,
-        "num_empty": row.num_empty,
-        "num_over_limit": row.num_over_limit,
-        "num_cut": row.num_cut,
-        "answered_score": row.answered_score,
-        "lost_tokens": row.lost_tokens,
-        "score": row.score.value,
-        "low": row.score.low,
-        "high": row.score.high,
-        "graders": list(row.graders),
-        "further": {
-            name: {"score": one.value, "low": one.low, "high": one.high}
-            for name, one in row.further
-        },
-        "num_calls": row.num_calls,
-        "prompt_tokens": row.prompt_tokens,
-        "completion_tokens": row.completion_tokens,
-        "seconds": row.seconds,
-        "cost": row.cost,
-        **{name: getattr(row, name) for name in EVIDENCE},
+        name: {"score": one.value, "low": one.low, "high": one.high} for name, one in row.further
     }
 
 

@@ -21,7 +21,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -180,6 +180,16 @@ def print_json(value: object) -> None:
     """A JSON result on standard output: plain ASCII where the terminal does not use UTF-8."""
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     print(json.dumps(value, ensure_ascii=not is_utf8))
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Rows as lines in columns; the columns of these numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        lines.append("  ".join(c.rjust(w) if n in right else c.ljust(w) for n, (c, w) in cells))
+    return [line.rstrip() for line in lines]
 
 
 class TerminalConsole(Console):

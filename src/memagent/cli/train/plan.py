@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 
-from memagent.cli.shared.console import print_json
+from memagent.cli.shared.console import aligned, print_json
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
 from memagent.cli.shared.progress import duration
 from memagent.cli.train.run import CONFIG
@@ -159,7 +159,7 @@ def _memory(plan: TrainingPlan) -> list[str]:
         if training or generating:
             rows.append((title, _gib(training), _gib(generating)))
     rows.append(("together", f"{trainer.training / GIB:.1f}", f"{engine.generating / GIB:.1f}"))
-    return [*_table(rows), f"of {plan.gpu.gib:.0f} GiB"]
+    return [*aligned(rows, right=(1, 2)), f"of {plan.gpu.gib:.0f} GiB"]
 
 
 def _gib(value: float) -> str:
@@ -189,7 +189,7 @@ def _step(plan: TrainingPlan) -> list[str]:
         ("together", "", f"{chosen.step_seconds:,.1f}"),
     ]
     return [
-        *_table(rows),
+        *aligned(rows, right=(1, 2)),
         f"trainer busy {chosen.trainer_busy:.0%}, engines {chosen.engines_busy:.0%}; each engine has room for "
         f"{chosen.max_rows:,} rollouts at once",
     ]
@@ -236,18 +236,6 @@ def _assumed(plan: TrainingPlan) -> str:
         f"{first.max_reply:,}; {signal}rates as measured on one H200 at 135M and 1.5B, carried over by the data "
         "sheets of GPUs"
     )
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns: the first to the left, the others to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _large(number: float) -> str:
