@@ -26,7 +26,7 @@ from memagent.data.formats.files import read_examples
 from memagent.documents.document import Document
 from memagent.engines.base import open_engine
 from memagent.errors import MemagentError
-from memagent.eval.evidence import evidence_scores
+from memagent.eval.records import evidence_scores
 from memagent.rewards.verifiers import grade
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.types import Message

@@ -56,18 +56,17 @@ from memagent.errors import (
     plain,
 )
 from memagent.eval.calls import EngineGate, OnCall, item_engine
-from memagent.eval.evidence import evidence_scores as evidence_scores  # by name for training
 from memagent.eval.items import EvalPlan, Item, ItemSource, item_seed
 from memagent.eval.methods import Context as Context  # these two by name for training
 from memagent.eval.methods import Method, MethodSettings
 from memagent.eval.records import ItemKey, parse_item
 from memagent.eval.records import ItemRecord as ItemRecord
+from memagent.eval.records import evidence_scores as evidence_scores  # by name for training
 from memagent.eval.stats import Interval, mean_interval
 from memagent.plugins import is_failure
 from memagent.processes import WorkerDied
 from memagent.replies import REPLIES, Replies
-from memagent.rewards.answer_limits import limit_answer
-from memagent.rewards.verifiers import further_scores, grade
+from memagent.rewards.verifiers import further_scores, grade, limit_answer
 from memagent.runs import Run
 from memagent.tokens.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.types import Engine, Prices, Usage

@@ -12,18 +12,20 @@ A new grader is a function here, a line in `GRADERS`, and rows in the table of d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memagent.errors import ConfigError, DataError
 from memagent.names import hint
 from memagent.rewards import metrics
-from memagent.rewards.answer_limits import limit_answer
 from memagent.rewards.text import (
     answer_candidates,
     answer_key,
     last_boxed,
+    last_boxes,
+    last_phrase,
     original_boxed,
     original_key,
     squad_key,
@@ -68,7 +70,7 @@ def grade(
 ) -> Score:
     """The verdict of the grader `name`. An accepted answer that is blank is never met.
 
-    With `max_tokens` only so much of the answer counts, without what precedes it (`answer_limits`); that
+    With `max_tokens` only so much of the answer counts, without what precedes it (`limit_answer`); that
     never raises a score.
     """
     grader, answers = open_grader(name), _checked(answers, name)
@@ -351,3 +353,96 @@ def _nothing(reason: str) -> Score:
 
 def _shown(gold: str) -> str:
     return repr(gold if len(gold) <= SHOWN_CHARS else gold[: SHOWN_CHARS - 3] + "...")
+
+
+# --- the part of a reply that a task with a limit grades ------------------------------------------
+
+#     reply ──▶ fits the limit ──────────────▶ all of it
+#               has a \boxed{} ──────────────▶ the last box, and boxes before it while they fit
+#               has "the answer is" ─────────▶ what follows it, up to the limit
+#               marks no answer ─────────────▶ its start or its end up to the limit, whichever scores higher
+#
+# RULER stops a model after so many tokens, 50 where it asks for three words: a reply cannot score by listing every
+# word there is. A model that reasons first would score nothing that way, so the limit here counts the answer alone.
+
+_token = re.compile(r"[^\W\d_]{1,5}|\d|[^\w\s]|_")
+
+
+class LimitedAnswer(NamedTuple):
+    """What of a reply is graded."""
+
+    texts: tuple[str, ...]
+    """The best score of these counts."""
+    num_tokens: int
+    """Tokens of the answer before it was cut."""
+    was_cut: bool
+
+
+def count_tokens(text: str) -> int:
+    """Tokens of an answer: digits, signs, and up to five letters of a word each.
+
+    About what tokenizers of models count, and the same for every model.
+    """
+    return sum(1 for _ in _token.finditer(text))
+
+
+def limit_answer(reply: str, max_tokens: int) -> LimitedAnswer:
+    """The answer in a reply, cut to `max_tokens`; the marks that graders look for stay.
+
+    >>> limit_answer("Counting them gives me this: the answer is red, green and blue.", 3).texts
+    ('the answer is red, green',)
+    """
+    said = without_reasoning(reply)
+    num_tokens = count_tokens(said)
+    if num_tokens <= max_tokens:
+        return LimitedAnswer((reply,), num_tokens, was_cut=False)
+    if boxes := last_boxes(said):
+        return _limit_boxes(boxes, max_tokens)
+    if phrase := last_phrase(said):
+        start, answer = said[phrase.start() : phrase.end()], said[phrase.end() :]
+        text, num_tokens, was_cut = _shortened(answer, max_tokens)
+        return LimitedAnswer((start + text,), num_tokens, was_cut)
+    head, tail = said[: _end_of(said, max_tokens)], said[_start_of_last(said, max_tokens) :]
+    return LimitedAnswer((head, tail), num_tokens, was_cut=True)
+
+
+def _limit_boxes(boxes: list[str], max_tokens: int) -> LimitedAnswer:
+    *earlier, last = boxes
+    text, num_tokens, was_cut = _shortened(last, max_tokens)
+    kept = [text + "}" * _num_open(text)]
+    for box in reversed(earlier):
+        with_box = num_tokens + count_tokens(box)
+        if was_cut or with_box > max_tokens:
+            break
+        kept.insert(0, box)
+        num_tokens = with_box
+    return LimitedAnswer((", ".join(f"\\boxed{{{box}}}" for box in kept),), num_tokens, was_cut)
+
+
+def _shortened(text: str, max_tokens: int) -> tuple[str, int, bool]:
+    num_tokens = count_tokens(text)
+    if num_tokens <= max_tokens:
+        return text, num_tokens, False
+    return text[: _end_of(text, max_tokens)], num_tokens, True
+
+
+def _end_of(text: str, max_tokens: int) -> int:
+    """Where the first so many tokens end."""
+    for number, token in enumerate(_token.finditer(text), start=1):
+        if number == max_tokens:
+            return token.end()
+    return len(text)
+
+
+def _start_of_last(text: str, max_tokens: int) -> int:
+    """Where the last so many tokens start."""
+    starts = [token.start() for token in _token.finditer(text)]
+    return starts[-max_tokens]
+
+
+def _num_open(text: str) -> int:
+    """Braces that a cut left open."""
+    depth = 0
+    for brace in re.findall(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace, 0)
+    return max(depth, 0)

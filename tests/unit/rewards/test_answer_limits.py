@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent.data.tasks.registry import MAX_ANSWER_TOKENS, open_task
-from memagent.rewards.answer_limits import count_tokens, limit_answer
 from memagent.rewards.text import without_reasoning
-from memagent.rewards.verifiers import GRADERS, grade
+from memagent.rewards.verifiers import GRADERS, count_tokens, grade, limit_answer
 from tests.support.timing import growth
 
 LONG = "First I look at every part of the text and count what is in it. " * 20

@@ -14,7 +14,7 @@ COMMANDS: dict[str, str] = {
     "sft": "Train on given replies only: the warm start of a config.",
     "export": "Write the model or adapter of a run as a folder that other tools load.",
 }
-"""Name to one-line help; `NAME` lives in `memagent.cli.train.NAME` as `command`, or where `places` says."""
+"""Name to one-line help; where each lives says `places`."""
 
 
 @click.group(
@@ -22,7 +22,7 @@ COMMANDS: dict[str, str] = {
     lazy=COMMANDS,
     prefix="memagent.cli.train.",
     default="run",
-    places={"sft": "run:sft"},
+    places={"sft": "run:sft", "export": "run:export_run"},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:

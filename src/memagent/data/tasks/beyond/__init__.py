@@ -9,7 +9,7 @@
     injection      the text gives orders to its reader
 
 A task has settings and a `plan`, which says what is asked and which sentences matter: `counting.py` has two tasks,
-`facts.py` the last two, the others a file each. `weave.py` puts the sentences into prose of the grammar in `filler.py`,
+`facts.py` the last two and two_hop, the others a file each. `weave.py` puts the sentences into prose of the grammar in `filler.py`,
 at the requested length.
 
     task = open_beyond("beyond/counting", {"tokens": 8192, "seed": 7, "tokenizer": "bytes"})
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from memagent.data.example import Evidence, Passage
-from memagent.data.tasks.beyond import coreference, corrections, counting, facts, two_hop
+from memagent.data.tasks.beyond import coreference, corrections, counting, facts
 from memagent.data.tasks.beyond.weave import BeyondSettings, TextPlan, weave
 from memagent.data.tasks.registry import Draft, GeneratedTask
 
@@ -40,7 +40,7 @@ KINDS: dict[str, _Kind] = {
     "beyond/coreference": _Kind(coreference.CoreferenceSettings, coreference.plan),
     "beyond/counting": _Kind(counting.CountingSettings, counting.plan_counting),
     "beyond/aggregation": _Kind(counting.AggregationSettings, counting.plan_aggregation),
-    "beyond/two_hop": _Kind(two_hop.TwoHopSettings, two_hop.plan),
+    "beyond/two_hop": _Kind(facts.TwoHopSettings, facts.plan_two_hop),
     "beyond/corrections": _Kind(corrections.CorrectionsSettings, corrections.plan),
     "beyond/unanswerable": _Kind(facts.UnanswerableSettings, facts.plan_unanswerable),
     "beyond/injection": _Kind(facts.InjectionSettings, facts.plan_injection),
