@@ -32,7 +32,7 @@ from memagent.engines.local.loading import LoadedModel
 from memagent.engines.local.sampling import SampledTokens
 from memagent.engines.local.scheduler import GenerationRequest, Piece
 from memagent.eval.setup import evaluate
-from memagent.eval.suites import parse_suite
+from memagent.eval.suites import Suite
 
 REPLY = "No change."
 SETTINGS = {
@@ -128,7 +128,7 @@ def open_idle(name: str, *, rate: float, ops: int) -> tuple[LocalEngine, IdleMod
 async def measure(arguments: argparse.Namespace) -> None:
     """One evaluation; prints its rates."""
     engine, model = open_idle(arguments.model, rate=arguments.rate, ops=arguments.ops)
-    suite = parse_suite(
+    suite = Suite.parse(
         {
             "seed": 7,
             "num": arguments.num,

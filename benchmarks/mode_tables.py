@@ -36,7 +36,7 @@ from memagent.eval.records import ItemRecord
 from memagent.eval.runner import Evaluation
 from memagent.eval.setup import EvalRequest, make_request, open_evaluation
 from memagent.eval.stats import paired_mean
-from memagent.eval.suites import Suite, parse_suite, read_suite
+from memagent.eval.suites import Suite, read_suite
 from memagent.runs import MANIFEST
 
 RATE = 150_000
@@ -77,7 +77,7 @@ def suite_of(part: Part, options: argparse.Namespace) -> Suite:
         for choice in suite.tasks
         if (tasks := [task for task in choice.tasks if not options.tasks or task in options.tasks])
     ]
-    return parse_suite({**suite.model_dump(exclude_unset=True), "tasks": chosen})
+    return Suite.parse({**suite.model_dump(exclude_unset=True), "tasks": chosen})
 
 
 def request_of(part: Part, engine: str, options: argparse.Namespace) -> EvalRequest:

@@ -20,7 +20,7 @@ from memagent.engines.replicas import ReplicatedEngine, open_replicas
 from memagent.errors import ClusterError, ConfigError, DataError
 from memagent.eval.select import filter_dataset
 from memagent.eval.setup import make_request, open_evaluation
-from memagent.eval.suites import parse_suite
+from memagent.eval.suites import Suite
 from memagent.types import Sampling
 from tests.integration.test_eval import records_of
 from tests.support.ray_nodes import ray_nodes
@@ -188,7 +188,7 @@ def examples(tmp_path: Path) -> Path:
 async def evaluated(
     examples: Path, engine: EngineChoice, run: Path, opener: Callable[..., Any] | None = None
 ) -> dict[str, Any]:
-    suite = parse_suite(
+    suite = Suite.parse(
         {
             "tasks": [{"files": [str(examples)]}],
             "methods": [{"name": "reader"}],

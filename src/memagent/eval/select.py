@@ -49,7 +49,6 @@ from memagent.eval.suites import (
     QuestionSelection,
     Suite,
     SuiteTasks,
-    parse_suite,
 )
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS
 from memagent.runs import MANIFEST
@@ -156,7 +155,7 @@ def closed_book_suite(
 ) -> Suite:
     """The suite that asks the questions of a file without their texts."""
     grader, *more = graders
-    return parse_suite(
+    return Suite.parse(
         {
             "about": "Questions without their texts.",
             "methods": [{"name": CLOSED_BOOK}],

@@ -60,7 +60,6 @@ from memagent.eval.suites import (
     CLOSED_BOOK,
     MethodChoice,
     Suite,
-    parse_suite,
     paths_of,
     with_absolute_paths,
 )
@@ -197,7 +196,7 @@ def stored_request(
         raise ConfigError(
             f"{run} was started from Python with an open engine; resume it there, with `run_dir`"
         )
-    suite = parse_suite(stored.suite)
+    suite = Suite.parse(stored.suite)
     for method in suite.methods:
         _check_stored_method(method, named=[code_file(name) for name in methods])
     trust.require_files(

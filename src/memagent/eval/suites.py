@@ -20,7 +20,7 @@ Unknown names are errors with the nearest known one. A change such as `tasks.0.n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -35,15 +35,12 @@ from memagent.rewards.verifiers import open_grader
 from memagent.trust import paths_in
 
 DEFAULT_NUM = 100
-PATHS = ("prompts", "embedder")
-"""Settings of methods that may be paths."""
-
 HOTPOTQA = "hotpotqa"
 CLOSED_BOOK = "closed_book"
 """The method that is not shown the text."""
 KNOWN_BY = ("strict", "contains")
 """Graders by which a model knows an answer: it is boxed, or stated."""
-PATH_KEYS = frozenset({"prompts", "files", "file", "sources"})
+PATH_KEYS = frozenset({"prompts", "embedder", "tokenizer", "files", "file", "sources"})
 """Keys of a suite that may name a file; methods are named by `name`."""
 
 ReplyLimit = Literal["graded", "generated", "off"]
@@ -152,85 +149,49 @@ class Suite(Settings):
         return self
 
 
-def read_suite(path: Path | str, *, changes: Sequence[str] = ()) -> Suite:
+def read_suite(name: Path | str, *, changes: Sequence[str] = ()) -> Suite:
     """A suite from a TOML file, or a shipped one by its name, such as `smoke`.
 
     `changes` such as `tasks.0.num=16` are applied. Files that it names are looked for beside it, then in
     the current folder.
     """
-    path = find_config("eval", path)
-    values = _beside(read_toml(path, "suite"), path.parent)
+    path = find_config("eval", name)
+
+    def beside(name: str) -> str:
+        near = path.parent / name
+        return str(near.resolve()) if near.exists() else name
+
+    values = _with_paths(read_toml(path, "suite"), beside)
     try:
         return Suite.parse(values, changes=changes)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def parse_suite(values: dict[str, Any], *, changes: Sequence[str] = ()) -> Suite:
-    """A suite from a table, validated."""
-    return Suite.parse(values, changes=changes)
-
-
-def _beside(values: Any, folder: Path, key: str = "") -> Any:
-    """The values of a suite; relative paths of files in its folder are absolute."""
-    if isinstance(values, dict):
-        is_sources = key == "sources"
-        return {n: _beside(v, folder, key if is_sources else n) for n, v in values.items()}
-    if isinstance(values, list):
-        return [_beside(value, folder, key) for value in values]
-    if not isinstance(values, str):
-        return values
-    if key == "name" and is_file_spec(values):
-        file, colon, function = values.partition(":")
-        return f"{_found(file, folder)}{colon}{function}"
-    return _found(values, folder) if key in PATH_KEYS else values
-
-
-def _found(name: str, folder: Path) -> str:
-    path = folder / name
-    return str(path.resolve()) if path.exists() else name
-
-
 def with_absolute_paths(suite: Suite) -> Suite:
     """The suite with every path made absolute, so that it can be resumed from any folder."""
-    return suite.model_copy(
-        update={
-            "tasks": [_absolute_task(task) for task in suite.tasks],
-            "methods": [_absolute_method(method) for method in suite.methods],
-            "sources": {name: absolute_path(path) for name, path in suite.sources.items()},
-            "tokenizer": suite.tokenizer and absolute_path(suite.tokenizer),
-            "agent": _absolute_prompts(suite.agent),
-            "selection": suite.selection and _absolute_selection(suite.selection),
-        }
-    )
+    values = suite.model_dump()
+    for method, choice in zip(values["methods"], suite.methods, strict=True):
+        method["label"] = choice.title
+    return Suite.parse(_with_paths(values, absolute_path))
+
+
+def _with_paths(values: Any, change: Callable[[str], str], key: str = "") -> Any:
+    """The values of a suite, those that may name files changed."""
+    if isinstance(values, dict):
+        is_sources = key == "sources"
+        return {n: _with_paths(v, change, key if is_sources else n) for n, v in values.items()}
+    if isinstance(values, list):
+        return [_with_paths(value, change, key) for value in values]
+    if key == "name" and isinstance(values, str) and is_file_spec(values):
+        file, colon, function = values.partition(":")
+        return f"{change(file)}{colon}{function}"
+    return change(values) if key in PATH_KEYS and isinstance(values, str) else values
 
 
 def paths_of(suite: Suite) -> Iterator[tuple[str, str]]:
     """The settings of a suite that name files and folders, and the paths of these."""
-    keys = PATH_KEYS | SOURCE_SETTINGS | {"selection", "tokenizer", "length_tokenizer", "embedder"}
+    keys = PATH_KEYS | SOURCE_SETTINGS | {"selection", "length_tokenizer"}
     return paths_in(
         suite.model_dump(mode="json"), lambda name: not keys.isdisjoint(name.split("."))
     )
-
-
-def _absolute_task(task: SuiteTasks) -> SuiteTasks:
-    files = [str(Path(file).expanduser().resolve()) for file in task.files]
-    return task.model_copy(update={"files": files})
-
-
-def _absolute_method(method: MethodChoice) -> MethodChoice:
-    file, _, function = method.name.partition(":")
-    name = f"{absolute_path(file)}:{function}" if is_file_spec(method.name) else method.name
-    settings = _absolute_prompts(method.settings)
-    return method.model_copy(update={"name": name, "label": method.title, "settings": settings})
-
-
-def _absolute_selection(selection: QuestionSelection) -> QuestionSelection:
-    return selection.model_copy(update={"file": selection.file and absolute_path(selection.file)})
-
-
-def _absolute_prompts(settings: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: absolute_path(value) if name in PATHS and isinstance(value, str) else value
-        for name, value in settings.items()
-    }

@@ -17,7 +17,7 @@ from memagent.errors import ConfigError, EngineRefused
 from memagent.eval.methods import MethodSettings, embedder_for
 from memagent.eval.records import read_items
 from memagent.eval.setup import evaluate, stored_request
-from memagent.eval.suites import Suite, parse_suite
+from memagent.eval.suites import Suite
 from tests.hostile.endpoints import hostile
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "red", "box", "code", "query", "quiet", "harbour", ":")
@@ -226,7 +226,7 @@ def test_a_reply_that_holds_no_embeddings_is_refused(data: Any) -> None:
 
 def dense_suite(url: str) -> Suite:
     settings = {"embedder": "openai:some-embedder", "embedder_url": url, "passage_tokens": 100}
-    return parse_suite(
+    return Suite.parse(
         {
             "tasks": [{"tasks": ["beyond/two_hop"], "tokens": [2048]}],
             "methods": [{"name": "dense", "settings": settings}, {"name": "bm25"}],

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from memagent.agent.trace import Trace
-from memagent.cli.eval.output import results_table
+from memagent.cli.eval.output import results_text
 from memagent.data.example import Evidence, Example, Passage
 from memagent.engines.scripted import ScriptedEngine
 from memagent.eval.methods import METHODS, MethodSettings, map_reduce
@@ -83,7 +83,7 @@ def test_methods_without_a_memory_report_nothing() -> None:
 def test_tables_show_the_columns_that_have_values() -> None:
     plain, quoting = evaluated("reader"), evaluated("reader", evidence=True)
     rows = result_rows([Entry("reader", plain), Entry("quoting", quoting)])
-    head, *lines = (line.split("  ") for line in results_table(rows).splitlines())
+    head, *lines = (line.split("  ") for line in results_text(rows).splitlines())
     assert [cell.strip() for cell in head if cell.strip()][-5:] == [
         "captured",
         "retained",

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from memagent.jsonl import sealed
 
 from memagent.cli.main import run as memagent
 from memagent.errors import ConfigError, RunError
@@ -11,8 +12,7 @@ from memagent.eval.records import ItemRecord, read_items, regrade
 from memagent.eval.report.report import load_report
 from memagent.eval.setup import evaluate
 from memagent.eval.stats import mean_interval
-from memagent.eval.suites import parse_suite
-from memagent.run_files import sealed
+from memagent.eval.suites import Suite
 from tests.support.eval_runs import failed, item, make_run
 
 TASK = "codes"
@@ -86,7 +86,7 @@ def test_a_report_by_another_grader_counts_failed_items_and_keeps_unanswerable_o
 
 
 async def test_several_graders_in_one_run_give_what_grading_again_gives(tmp_path: Path) -> None:
-    suite = parse_suite(
+    suite = Suite.parse(
         {
             "tasks": [{"tasks": ["ruler/niah_multivalue"], "tokens": [2048]}],
             "num": 3,

@@ -15,7 +15,7 @@ from memagent.engines.scripted import ScriptedEngine
 from memagent.eval.records import ItemRecord, read_items
 from memagent.eval.runner import Context, Trace, evaluate_examples
 from memagent.eval.setup import evaluate
-from memagent.eval.suites import parse_suite
+from memagent.eval.suites import Suite
 from memagent.rl.agents.rewards import open_reward
 from memagent.rl.types import Outcome
 from memagent.types import Message, Sampling
@@ -52,7 +52,7 @@ def fwe(**more: Any) -> dict[str, Any]:
 
 
 def records_of(script: Callable[..., str], suite: dict[str, Any], **more: Any) -> list[ItemRecord]:
-    return asyncio.run(evaluate(parse_suite(suite), ScriptedEngine(script), **more))
+    return asyncio.run(evaluate(Suite.parse(suite), ScriptedEngine(script), **more))
 
 
 def test_a_list_of_all_words_no_longer_scores_and_the_record_says_why(tmp_path: Path) -> None:

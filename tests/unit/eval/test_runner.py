@@ -20,7 +20,7 @@ from memagent.eval.methods import Context, MethodSettings, open_method
 from memagent.eval.records import KIND, ItemRecord, read_items
 from memagent.eval.runner import Evaluation, OpenMethod, evaluate_examples
 from memagent.eval.setup import open_run
-from memagent.eval.suites import parse_suite
+from memagent.eval.suites import Suite
 from memagent.runs import Run
 from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Completion, Message, Sampling, Usage
@@ -62,7 +62,7 @@ class Counting(BaseEngine):
 
 def make(num: int = 6) -> EvalPlan:
     tasks = {"tasks": ["beyond/two_hop"], "tokens": [1500], "num": num}
-    return plan_items(parse_suite({"tasks": [tasks]}), length_tokenizer="bytes")
+    return plan_items(Suite.parse({"tasks": [tasks]}), length_tokenizer="bytes")
 
 
 def evaluate(

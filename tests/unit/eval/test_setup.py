@@ -31,7 +31,7 @@ from memagent.eval.setup import (
     open_evaluation,
     stored_request,
 )
-from memagent.eval.suites import Suite, SuiteTasks, parse_suite
+from memagent.eval.suites import Suite, SuiteTasks
 from memagent.runs import read_manifest
 from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Completion, Message, Prices, Sampling, Usage
@@ -44,7 +44,7 @@ def suite_of(*methods: str, num: int = 3, **values: Any) -> Suite:
     tasks = {"tasks": ["beyond/two_hop", "ruler/niah_single_1"], "tokens": [1500], "num": num}
     chosen = [{"name": name} for name in methods or ("reader", "direct")]
     shared = {"agent": SIZES, "methods": chosen, "num": num, "tokenizer": "bytes"}
-    return parse_suite({"tasks": [tasks], **shared, **values})
+    return Suite.parse({"tasks": [tasks], **shared, **values})
 
 
 def options_of(suite: Suite) -> list[str]:
@@ -239,7 +239,7 @@ def test_yarn_stretches_engines_that_are_opened_here_only() -> None:
 
 def test_engine_settings_of_a_method_need_an_engine_that_is_opened_here() -> None:
     methods = [{"name": "direct", "engine_settings": {"timeout": 3}}]
-    suite = parse_suite({"tasks": [{"tasks": ["ruler/vt"]}], "methods": methods})
+    suite = Suite.parse({"tasks": [{"tasks": ["ruler/vt"]}], "methods": methods})
     with pytest.raises(ConfigError, match="direct has `engine_settings`; name the engine"):
         make_request(suite, ScriptedEngine(["x"]))
 
@@ -416,7 +416,7 @@ def test_an_address_that_a_suite_names_gets_its_own_key_only(
     trust.remember("address", origin(SUITES_OWN["base_url"]))
     assert key_of(make_request(suite, resumed=stored(request)).engine) == key
     method = {"name": "direct", "engine_settings": SUITES_OWN}
-    suite = parse_suite(
+    suite = Suite.parse(
         {"tasks": [{"tasks": ["ruler/vt"]}], "methods": [{"name": "reader"}, method]}
     )
     theirs = {"base_url": "http://users/v1", "api_key": "users"}

@@ -11,7 +11,7 @@ from memagent.data.formats.files import write_examples
 from memagent.data.tasks.lengths import parse_length
 from memagent.errors import ConfigError, DataError
 from memagent.eval.items import ExamplePool, Item, ItemSource, item_seed, open_example, plan_items
-from memagent.eval.suites import parse_suite, read_suite
+from memagent.eval.suites import Suite, read_suite
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "eval").glob("*.toml"))
 
@@ -48,7 +48,7 @@ def test_lengths_are_read_as_people_write_them() -> None:
 )
 def test_a_suite_that_cannot_be_asked_is_refused(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace("?", r"\?")):
-        parse_suite(values)
+        Suite.parse(values)
 
 
 # --- items ----------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def two_lengths(num: int = 3) -> dict[str, object]:
 
 
 def test_long_items_come_first_and_each_is_the_example_of_its_task() -> None:
-    plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
+    plan = plan_items(Suite.parse(two_lengths()), length_tokenizer="bytes")
     assert [(item.target_tokens, item.index) for item in plan.items] == [
         *((2000, 0), (2000, 1), (2000, 2), (1000, 0), (1000, 1), (1000, 2))
     ]
@@ -72,7 +72,7 @@ def test_long_items_come_first_and_each_is_the_example_of_its_task() -> None:
 
 
 def test_seeds_differ_between_items_and_are_the_same_in_every_run() -> None:
-    plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
+    plan = plan_items(Suite.parse(two_lengths()), length_tokenizer="bytes")
     seeds = [item_seed(4, item) for item in plan.items]
     assert len(set(seeds)) == 6
     assert all(0 <= seed < 2**31 for seed in seeds)
@@ -104,7 +104,7 @@ def written(path: Path, num: int, *, docs: int | None = None) -> Path:
 def test_files_of_one_task_are_numbered_through_and_read_in_their_order(tmp_path: Path) -> None:
     first, second = written(tmp_path / "a.jsonl", 3), written(tmp_path / "b.jsonl", 2, docs=50)
     third = written(tmp_path / "c.parquet", 2)
-    suite = parse_suite({"tasks": [{"files": [str(first), str(second), str(third)], "num": 2}]})
+    suite = Suite.parse({"tasks": [{"files": [str(first), str(second), str(third)], "num": 2}]})
     plan = plan_items(suite)
     named = [(open_example(item).id, item.target_tokens, item.index) for item in plan.items]
     assert named == [
@@ -120,11 +120,11 @@ def test_a_file_without_examples_and_one_that_is_broken_are_refused(tmp_path: Pa
     (tmp_path / "broken.jsonl").write_text('{"id": 3}\n')
     for name, said in (("empty", "holds no examples"), ("broken", "line 1")):
         with pytest.raises(DataError, match=said):
-            plan_items(parse_suite({"tasks": [{"files": [str(tmp_path / f"{name}.jsonl")]}]}))
+            plan_items(Suite.parse({"tasks": [{"files": [str(tmp_path / f"{name}.jsonl")]}]}))
 
 
 def test_worker_processes_generate_the_same_examples() -> None:
-    plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
+    plan = plan_items(Suite.parse(two_lengths()), length_tokenizer="bytes")
 
     async def made() -> list[Example]:
         with ExamplePool(plan, processes=1) as pool:
@@ -144,7 +144,7 @@ def test_more_examples_than_a_task_has_are_refused(tmp_path: Path) -> None:
     ]
     source.write_text(json.dumps({"version": "v2.0", "data": articles}))
     tasks = {"tasks": ["ruler/qa_1"], "tokens": [1000], "num": 99}
-    suite = parse_suite({"tasks": [tasks], "sources": {"squad-dev": str(source)}})
+    suite = Suite.parse({"tasks": [tasks], "sources": {"squad-dev": str(source)}})
     plan = plan_items(suite, length_tokenizer="bytes")
 
     async def check() -> None:

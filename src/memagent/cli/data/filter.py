@@ -31,7 +31,7 @@ from memagent.engines.base import EngineChoice
 from memagent.errors import ConfigError
 from memagent.eval.select import SAMPLES, check_paths, closed_book_suite, file_of, filter_with
 from memagent.eval.setup import EvalRequest, make_request, open_evaluation, stored_request
-from memagent.eval.suites import KNOWN_BY, parse_suite
+from memagent.eval.suites import KNOWN_BY, Suite
 from memagent.rewards.verifiers import GRADERS
 from memagent.runs import default_path
 
@@ -168,7 +168,7 @@ def _request_of(options: FilterOptions) -> tuple[EvalRequest, Path]:
     if options.graders:
         values["grader"], *values["graders"] = options.graders
     request = make_request(
-        parse_suite(values, changes=options.changes),
+        Suite.parse(values, changes=options.changes),
         options.engine.engine,
         engine_settings=options.engine.settings.all,
         resumed=resumed,

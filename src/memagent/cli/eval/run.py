@@ -54,7 +54,7 @@ from memagent.eval.setup import (
     open_evaluation,
     stored_request,
 )
-from memagent.eval.suites import Suite, parse_suite, read_suite
+from memagent.eval.suites import Suite, read_suite
 from memagent.plugins import code_file, is_file_spec
 from memagent.rewards.verifiers import GRADERS
 from memagent.runs import default_path
@@ -123,14 +123,14 @@ def _suite(options: SuiteOptions, resumed: EvalRequest | None) -> Suite:
             _absolute(m.name) for m in resumed.suite.methods
         }:
             options = replace(options, methods=())  # named again: they keep labels and settings
-        return _with_options(parse_suite(stored, changes=options.changes), options)
+        return _with_options(Suite.parse(stored, changes=options.changes), options)
     if options.suite is not None:
         return _with_options(read_suite(options.suite, changes=options.changes), options)
     if not options.tasks and not options.files:
         raise ConfigError(
             "name what to evaluate: a suite such as smoke, --task NAME, or --file FILE"
         )
-    suite = parse_suite({"tasks": _task_values(options)}, changes=options.changes)
+    suite = Suite.parse({"tasks": _task_values(options)}, changes=options.changes)
     return _with_options(suite, options, has_tasks=True)
 
 

@@ -14,7 +14,7 @@ from memagent.data.formats.original import convert_dataset
 from memagent.errors import DataError
 from memagent.eval.items import plan_items
 from memagent.eval.records import read_items
-from memagent.eval.suites import parse_suite
+from memagent.eval.suites import Suite
 from memagent.rewards.verifiers import grade
 
 LONGBENCH = {
@@ -231,7 +231,7 @@ def test_an_evaluation_reads_them_as_they_are(
     found = {(record.task, record.grader): record for record in read_items(run_dir)}
     assert set(found) == {("loft/rag-nq", "contains"), ("longbench/hotpotqa", "f1")}
     assert found["loft/rag-nq", "contains"].depth is not None
-    suite = parse_suite({"tasks": [{"files": [str(queries)]}]})
+    suite = Suite.parse({"tasks": [{"files": [str(queries)]}]})
     before = plan_items(suite).files
     written(queries.parent / "corpus.jsonl", CORPUS[0])
     assert plan_items(suite).files != before, "another corpus is another dataset"

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from memagent.data.example import Example
+from memagent.data.tasks.beyond import KINDS
 from memagent.data.tasks.beyond.filler import sentences
-from memagent.data.tasks.beyond.weave import KINDS
 from memagent.data.tasks.lengths import bucket_counts, uniformity_p
 from memagent.data.tasks.registry import open_task
 from memagent.rewards.verifiers import grade

@@ -12,7 +12,7 @@ from memagent.cli.main import run
 from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage
 from memagent.data.formats.files import write_examples
-from memagent.data.tasks.beyond.weave import KINDS
+from memagent.data.tasks.beyond import KINDS
 from memagent.data.tasks.registry import open_task
 from memagent.documents.chunking import split
 from memagent.documents.document import Document
