@@ -82,11 +82,9 @@ def _row(name: str, here: store.InstalledModel | None) -> tuple[str, str, str, s
         size_text(one.num_bytes),
         f"{window:,}" if window else "",
         known.licence if known else "",
-        _where(name, here),
+        "without its adapter"
+        if store.missing_adapter(name)
+        else str(here.path)
+        if here
+        else "not pulled",
     )
-
-
-def _where(name: str, here: store.InstalledModel | None) -> str:
-    if store.missing_adapter(name):
-        return "without its adapter"
-    return str(here.path) if here else "not pulled"

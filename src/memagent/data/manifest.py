@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,8 @@ def draw_depths(out: Path, depths: Depths) -> Path | None:
     with rc_context({"svg.hashsalt": "memagent", "svg.fonttype": "none"}), replacing(path) as part:
         figure = Figure(figsize=FIGURE_INCHES, layout="constrained")
         axes = figure.add_subplot()
-        axes.bar(_tenths(depths.histogram), depths.histogram, width=0.09)
+        tenths = [(number + 0.5) / NUM_TENTHS for number in range(NUM_TENTHS)]
+        axes.bar(tenths, depths.histogram, width=0.09)
         axes.axhline(depths.num / NUM_TENTHS, linestyle="--", linewidth=1, color="black")
         axes.set_xlim(0, 1)
         axes.set_xlabel("depth in the text")
@@ -203,7 +204,3 @@ def draw_depths(out: Path, depths: Depths) -> Path | None:
         axes.set_title(f"{out.name}: evidence by depth{p_value}", fontsize=9)
         figure.savefig(part, format="svg", metadata={"Date": None})
     return path
-
-
-def _tenths(histogram: Sequence[int]) -> list[float]:
-    return [(number + 0.5) / len(histogram) for number in range(len(histogram))]

@@ -210,6 +210,7 @@ def _file_items(
             target = nominal_tokens(int(origin["docs"]))
         index = numbers.get((example.task, target), 0)
         numbers[example.task, target] = index + 1
+        num_chars = sum(len(passage.text) for passage in example.documents or ())
         yield Item(
             source=ItemSource(
                 file=str(path.resolve()),
@@ -223,7 +224,7 @@ def _file_items(
             task=example.task,
             target_tokens=target,
             index=index,
-            num_tokens=(example.num_tokens or target or _guessed_tokens(example)) * has_text,
+            num_tokens=(example.num_tokens or target or num_chars // CHARS_PER_TOKEN) * has_text,
         )
     if not num:
         raise DataError(f"{path} holds no examples")
@@ -236,11 +237,6 @@ def _answer_limit(
     if suite.reply_limit != applies_to:
         return None
     return choice.max_answer_tokens or MAX_ANSWER_TOKENS.get(task)
-
-
-def _guessed_tokens(example: Example) -> int:
-    """About how many tokens a text has whose length nobody counted."""
-    return sum(len(passage.text) for passage in example.documents or ()) // CHARS_PER_TOKEN
 
 
 def _file_sha256(path: Path) -> str:
@@ -300,7 +296,9 @@ class ExamplePool:
         """
         loop = asyncio.get_running_loop()
         found: dict[str, str] = {}
-        for item in _shortest(plan):
+        generated = [item for item in plan.items if item.source.file is None]
+        # the last of a task is its shortest; files were checked when they were planned
+        for item in {item.task: item for item in generated if item.position == 0}.values():
             checked = await loop.run_in_executor(self._pool, _check, item)
             found |= checked.sources
             if checked.example is not None:
@@ -347,12 +345,6 @@ def open_example(item: Item) -> Example:
     if not item.source.has_text:
         return replace(example, documents=(), evidence=())
     return rebuild(example, settings=settings)
-
-
-def _shortest(plan: EvalPlan) -> list[Item]:
-    """The shortest item of each task; files were checked when they were planned."""
-    generated = [item for item in plan.items if item.source.file is None]
-    return list({item.task: item for item in generated if item.position == 0}.values())
 
 
 def _shortest_of_files(plan: EvalPlan) -> list[Item]:

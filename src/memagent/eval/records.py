@@ -35,7 +35,7 @@ from memagent.runs import (
     parse_manifest,
     read_manifest,
 )
-from memagent.types import AttemptStatus
+from memagent.types import AttemptStatus, Usage
 
 KIND = "eval"
 GRADES = "grades"
@@ -141,6 +141,16 @@ class ItemRecord:
         return (self.answer_tokens or 0) > (self.graded_tokens or math.inf)
 
     @property
+    def usage(self) -> Usage:
+        """What its calls used."""
+        return Usage(
+            calls=self.num_calls,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            cached_tokens=self.cached_tokens,
+        )
+
+    @property
     def key(self) -> ItemKey:
         """Which item of the run this is."""
         return ItemKey(self.task, self.method, self.target_tokens, self.index, self.sample)
@@ -154,7 +164,8 @@ class ItemRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values."""
-        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
+        values = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return {name: list(one) if isinstance(one, tuple) else one for name, one in values}
 
     def to_json(self) -> bytes:
         """One JSON line without the newline."""
@@ -314,10 +325,6 @@ def _later_scores(path: Path) -> dict[ItemKey, dict[str, float]]:
 def grade_of_line(line: bytes) -> LaterGrade:
     """A line of a grader's file. Raises ValueError where it is damaged."""
     return _grade.validate_json(line)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 _record = TypeAdapter(ItemRecord)

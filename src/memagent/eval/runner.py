@@ -69,7 +69,7 @@ from memagent.replies import REPLIES, Replies
 from memagent.rewards.verifiers import further_scores, grade, limit_answer
 from memagent.runs import Run
 from memagent.tokens.tokenizers import Tokenizer, tokenizer_for_model
-from memagent.types import Engine, Prices, Usage
+from memagent.types import Engine, Prices
 
 if TYPE_CHECKING:
     from memagent.eval.forecast import EvalForecast
@@ -191,7 +191,7 @@ class Evaluation:
         for number, record in enumerate(run.records if run else (), start=1):
             found = parse_item(record, f"{run and run.path}: line {number} of its journal")
             self.records[found.key] = found
-            self.limits.count(_usage(found))
+            self.limits.count(found.usage)
 
     @property
     def num_items(self) -> int:
@@ -308,7 +308,8 @@ class Evaluation:
         except LimitReached as reached:
             self._stopped = self._stopped or reached
             return
-        if _is_suspect(error, method.gate):
+        is_call = isinstance(error, EngineError | EngineRefused)
+        if isinstance(error, MachineError) or (is_call and method.gate.num_failed_in_a_row):
             suspect = _Suspect(record, error, method.gate, method.gate.num_answered)
             self._suspects.append(suspect)
             most = MACHINE_FAILURES if suspect.is_unanswered else self._max_failures
@@ -326,11 +327,12 @@ class Evaluation:
         method = attempt.method
         known = self._replies.scope(name)
         engine = item_engine(method.gate, known, method=method.title, on_call=self._on_call)
-        source = item.source
+        source, settings = item.source, method.settings
+        limit = min(settings.answer_tokens, source.generated_tokens or settings.answer_tokens)
         context = Context(
             engine=engine,
             tokenizer=method.tokenizer,
-            settings=_settings_for(method.settings, seed, source.generated_tokens),
+            settings=settings.model_copy(update={"seed": seed, "answer_tokens": limit}),
             limits=self.limits,
             method=method.title,
             document=Document.from_text(example.text(), source=example.id),
@@ -369,7 +371,8 @@ class Evaluation:
             trace = context.trace()
             values |= {"status": "failed", "error": _one_line(error), "answer": trace.answer or ""}
         if failure is not None and not isinstance(failure, MemagentError):
-            context.notes["traceback"] = _frames(failure)
+            lines = "".join(traceback.format_exception(failure)).splitlines()
+            context.notes["traceback"] = lines[-TRACEBACK_LINES:]
         seconds = time.perf_counter() - clock - engine.queue.seconds + engine.seconds_before
         if context.keeps_memory:
             values |= evidence_scores(example, trace).known()
@@ -423,15 +426,12 @@ class Evaluation:
     async def _write(self, record: ItemRecord) -> None:
         if self.run is not None:
             loop = asyncio.get_running_loop()
-            writing = loop.run_in_executor(self._disk, self._append, record)
+            append = self.run.append
+            writing = loop.run_in_executor(self._disk, lambda: append(record.to_json()))
             await asyncio.shield(writing)
         self.records[record.key] = replace(record, trace={})
         if self._on_record:
             self._on_record(record)
-
-    def _append(self, record: ItemRecord) -> None:
-        assert self.run is not None
-        self.run.append(record.to_json())
 
     def _is_outage(self) -> bool:
         """Whether items failed because the engine did, and not through their own fault."""
@@ -564,34 +564,22 @@ def _answer_of(trace: object, context: Context) -> str:
     return trace.answer
 
 
-def _settings_for(
-    settings: MethodSettings, seed: int, generated_tokens: int | None
-) -> MethodSettings:
-    """A method's settings for one item."""
-    limit = min(settings.answer_tokens, generated_tokens or settings.answer_tokens)
-    return settings.model_copy(update={"seed": seed, "answer_tokens": limit})
-
-
 def _graded(
     answer: str, example: Example, grader: str, context: Context, max_tokens: int | None
 ) -> dict[str, Any]:
     """The score of an answer, by the method itself or by the grader."""
     if context.score is not None:
-        return {"score": _own_score(context)}
+        own: object = context.score  # the code may be a user's
+        if not isinstance(own, Real) or not math.isfinite(own):
+            raise ValueError(
+                f"the method {context.method} has the score {own!r}; it must be a finite number"
+            )
+        return {"score": float(own)}
     score = grade(grader, answer, example.answers, example.match, max_tokens=max_tokens)
     values: dict[str, Any] = {"score": score.value, "extracted": score.extracted}
     if max_tokens is not None:
         values["answer_tokens"] = limit_answer(answer, max_tokens).num_tokens
     return values
-
-
-def _own_score(context: Context) -> float:
-    score: object = context.score  # the code may be a user's
-    if not isinstance(score, Real) or not math.isfinite(score):
-        raise ValueError(
-            f"the method {context.method} has the score {score!r}; it must be a finite number"
-        )
-    return float(score)
 
 
 def _check_notes(context: Context) -> None:
@@ -603,13 +591,6 @@ def _check_notes(context: Context) -> None:
         raise ValueError(
             f"the notes of the method {context.method} must be plain JSON: {error}"
         ) from None
-
-
-def _is_suspect(error: BaseException | None, gate: EngineGate) -> bool:
-    """Whether an item may have failed with the engine."""
-    if isinstance(error, MachineError):
-        return True
-    return isinstance(error, EngineError | EngineRefused) and gate.num_failed_in_a_row > 0
 
 
 def _without_example(item: Item, attempt: _Attempt, seed: int, error: Exception) -> ItemRecord:
@@ -636,17 +617,3 @@ def _one_line(error: BaseException) -> str:
     """An error on one line; with its type, unless it is one of ours."""
     text = plain(str(error), 500)
     return text if isinstance(error, MemagentError) else f"{type(error).__name__}: {text}"
-
-
-def _frames(error: BaseException) -> list[str]:
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    return lines[-TRACEBACK_LINES:]
-
-
-def _usage(record: ItemRecord) -> Usage:
-    return Usage(
-        calls=record.num_calls,
-        prompt_tokens=record.prompt_tokens,
-        completion_tokens=record.completion_tokens,
-        cached_tokens=record.cached_tokens,
-    )

@@ -21,7 +21,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,7 +31,6 @@ from platformdirs import user_state_path
 
 from memagent.data.build import refuse_to_overwrite
 from memagent.data.choices import source_settings
-from memagent.data.example import Example
 from memagent.data.formats.benchmarks import read_dataset
 from memagent.data.formats.files import FORMATS, read_examples, write_examples
 from memagent.data.tasks.registry import Task, open_task
@@ -48,7 +47,6 @@ from memagent.eval.suites import (
     KNOWN_BY,
     QuestionSelection,
     Suite,
-    SuiteTasks,
 )
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS
 from memagent.runs import MANIFEST
@@ -277,11 +275,7 @@ class _Fates:
             num_failed=counts["failed"],
             by_grader=dict(sorted(Counter(map(self._graders, dropped)).items())),
             by_task=by_task,
-            usage=Usage(
-                calls=sum(record.num_calls for record in records),
-                prompt_tokens=sum(record.prompt_tokens for record in records),
-                completion_tokens=sum(record.completion_tokens for record in records),
-            ),
+            usage=sum((record.usage for record in records), Usage()),
             cost=sum(costs) if costs else None,
         )
 
@@ -314,7 +308,11 @@ async def with_questions(suite: Suite, *, on_note: OnNote | None = None) -> Suit
     if suite.selection is None or not choices:
         return suite
     file = suite.selection.file or str(await _screened(suite, suite.selection, on_note))
-    tasks = [_with_file(choice, file) if choice in choices else choice for choice in suite.tasks]
+    own = {"selection": file}
+    tasks = [
+        one.model_copy(update={"settings": own | one.settings}) if one in choices else one
+        for one in suite.tasks
+    ]
     return suite.model_copy(update={"tasks": tasks})
 
 
@@ -331,10 +329,6 @@ def describe_selection(suite: Suite) -> str | None:
     )
 
 
-def _with_file(choice: SuiteTasks, file: str) -> SuiteTasks:
-    return choice.model_copy(update={"settings": {"selection": file, **choice.settings}})
-
-
 async def _screened(suite: Suite, selection: QuestionSelection, on_note: OnNote | None) -> Path:
     """The file of the questions that no engine answers."""
     task = await asyncio.to_thread(_open_candidates, suite)
@@ -342,7 +336,9 @@ async def _screened(suite: Suite, selection: QuestionSelection, on_note: OnNote 
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     file = folder / "candidates.jsonl"
     if not file.exists():
-        await asyncio.to_thread(write_examples, file, _candidates(task, selection.candidates))
+        num = min(selection.candidates, task.num_available or selection.candidates)
+        questions = (replace(task.example(index), documents=None) for index in range(num))
+        await asyncio.to_thread(write_examples, file, questions)
     for number, spec in enumerate(selection.engines, start=1):
         out = folder / f"left-{number}.jsonl"
         if not out.exists():
@@ -362,11 +358,6 @@ def _open_candidates(suite: Suite) -> Task:
     settings = {**source_settings(HOTPOTQA, suite.sources), **which}
     length = {"docs": LEAST_DOCS, "order": "file", "tokenizer": "bytes"}
     return open_task(HOTPOTQA, {**settings, **length})
-
-
-def _candidates(task: Task, num: int) -> Iterator[Example]:
-    for index in range(min(num, task.num_available or num)):
-        yield replace(task.example(index), documents=None)
 
 
 def _folder(task: Task, selection: QuestionSelection) -> Path:

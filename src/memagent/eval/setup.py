@@ -45,7 +45,7 @@ from memagent.engines.base import (
 )
 from memagent.errors import ConfigError, EngineError, MemagentError, RunError, UserError
 from memagent.eval.calls import EngineGate, GatedEmbedder
-from memagent.eval.forecast import EvalForecast, make_forecast
+from memagent.eval.forecast import make_forecast
 from memagent.eval.items import EvalPlan, ExamplePool, plan_items
 from memagent.eval.methods import (
     MethodSettings,
@@ -374,21 +374,16 @@ async def open_evaluation(
         with (
             nullcontext() if is_dry else suppress(MemagentError)
         ):  # an estimate is no reason to stop
-            evaluation.forecast = await _forecast(plan, methods, pool, suite.samples)
+            if {item.task for item in plan.items} <= pool.samples.keys():
+                evaluation.forecast = await asyncio.to_thread(
+                    make_forecast, plan, methods, pool.samples, samples=suite.samples
+                )
         try:
             yield evaluation
         except UserError:
             if run is not None:
                 run.discard_if_empty()  # nothing was finished: there is nothing to resume
             raise
-
-
-async def _forecast(
-    plan: EvalPlan, methods: Sequence[OpenMethod], pool: ExamplePool, samples: int
-) -> EvalForecast | None:
-    if {item.task for item in plan.items} - pool.samples.keys():
-        return None
-    return await asyncio.to_thread(make_forecast, plan, methods, pool.samples, samples=samples)
 
 
 # --- engines and tokenizers -----------------------------------------------------------------------
@@ -417,7 +412,9 @@ class _Gates:
         key = json.dumps(settings, sort_keys=True, default=str)
         if key not in self._gates:
             if isinstance(engine, EngineChoice):
-                if self._is_dry and _is_costly(engine):
+                is_away = engine.model in store.KNOWN and store.find(engine.model) is None
+                is_costly = engine.kind == "vllm" or (engine.kind == "local" and is_away)
+                if self._is_dry and is_costly:  # opening it starts a server, or downloads a model
                     engine = UnopenedEngine(engine.model)
                 elif self._open_engine is not None:
                     engine = await self._open_engine(engine)
@@ -434,12 +431,6 @@ class _Gates:
         """Close the engines that were opened here."""
         for engine in self._opened:
             await engine.aclose()
-
-
-def _is_costly(choice: EngineChoice) -> bool:
-    """Whether opening an engine starts a server or downloads a model."""
-    is_away = choice.model in store.KNOWN and store.find(choice.model) is None
-    return choice.kind == "vllm" or (choice.kind == "local" and is_away)
 
 
 class UnopenedEngine(BaseEngine):

@@ -76,15 +76,11 @@ def list_sources() -> None:
 
 
 def _row(name: str, source: Source) -> tuple[str, str, str, str]:
+    where = "not fetched" if source.url else "not derived"
+    where = "a folder of yours" if source.kind == "texts" else where
     return (
         name,
         f"{source.num_bytes / 1e6:,.0f} MB" if source.num_bytes else "",
         source.licence or "yours",
-        str(cached_path(name)) if is_here(name) else _where(source),
+        str(cached_path(name)) if is_here(name) else where,
     )
-
-
-def _where(source: Source) -> str:
-    if source.kind == "texts":
-        return "a folder of yours"
-    return "not fetched" if source.url else "not derived"

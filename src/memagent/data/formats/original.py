@@ -92,7 +92,8 @@ def read_original(
     if kind == "original-train":
         return (_from_train(row, path, number, task) for number, row in read_rows(path))
     assert kind == "original-eval", f"{kind} is not of the original project"
-    return _read_eval(path, _Pool(pool), task)
+    documents = _Pool(pool)
+    return (_from_eval(row, path, number, documents, task) for number, row in read_records(path))
 
 
 def write_original(path: str | Path, kind: DatasetKind, examples: Iterable[Example]) -> int:
@@ -231,11 +232,6 @@ class _EvalRecord(_Record):
     context: str | list[int]
     answers: list[str] | None = None
     outputs: list[str] | None = None
-
-
-def _read_eval(path: Path, pool: _Pool, task: str | None) -> Iterator[Example]:
-    for number, record in read_records(path):
-        yield _from_eval(record, path, number, pool, task)
 
 
 def _from_eval(record: Any, path: Path, number: int, pool: _Pool, task: str | None) -> Example:
@@ -441,7 +437,9 @@ def convert_dataset(
     if source.resolve() == target.resolve():
         raise ConfigError(f"{source} would be converted to itself; name another file to write")
     source_kind = source_kind or benchmark_of(source) or kind_of(source)
-    target_kind = target_kind or _kind_by_name(target)
+    if target_kind is None:
+        is_array = target.name.endswith((".json", ".json.gz"))
+        target_kind = "original-eval" if is_array else "memagent"
     if source_kind in get_args(BenchmarkKind):
         if pool:
             raise ConfigError(f"`pool` is for files of the original project; {source} is none")
@@ -459,7 +457,3 @@ def convert_dataset(
     else:
         num_examples = write_original(target, target_kind, examples)
     return Conversion(num_examples, source_kind, target_kind)
-
-
-def _kind_by_name(target: Path) -> DatasetKind:
-    return "original-eval" if target.name.endswith((".json", ".json.gz")) else "memagent"

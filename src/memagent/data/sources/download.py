@@ -62,7 +62,9 @@ def download(
     part = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(target.parent, (num_bytes or 0) - _size(part))
+        missing = (num_bytes or 0) - _size(part)
+        if missing > 0 and missing + SPARE_BYTES > shutil.disk_usage(target.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _fetch_all(url, part, num_bytes, on_progress, first_delay_seconds)
         _check(url, part, num_bytes, sha256)
         part.replace(target)
@@ -132,18 +134,17 @@ def _fetch_rest(url: str, part: Path, num_bytes: int | None, on_progress: OnFetc
         length = reply.headers.get("Content-Length")
         total = _total(ranges, int(length) if length and not is_rest else None) or num_bytes
         with part.open("ab" if is_rest else "wb") as file:  # "wb": the server ignored the range
-            while data := _next_block(reply):
+            while True:
+                with _connection():
+                    data = reply.read(BLOCK_BYTES)
+                if not data:
+                    break
                 file.write(data)
                 if on_progress:
                     on_progress(Fetched(num_bytes=file.tell(), total_bytes=total))
             arrived = file.tell()
     if total is not None and arrived < total:
         raise _Retry(f"the connection was cut at {arrived:,} of {total:,} bytes")
-
-
-def _next_block(reply: http.client.HTTPResponse) -> bytes:
-    with _connection():
-        return reply.read(BLOCK_BYTES)
 
 
 @contextmanager
@@ -190,8 +191,3 @@ def _size(path: Path) -> int:
 def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _check_space(folder: Path, num_bytes: int) -> None:
-    if num_bytes > 0 and num_bytes + SPARE_BYTES > shutil.disk_usage(folder).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

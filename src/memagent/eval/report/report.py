@@ -476,13 +476,10 @@ def markdown_report(
     """The report as Markdown, with the plots by name."""
     points = "\n".join(f"- {tables.inline(line)}" for line in remarks)
     parts = [f"# {title}\n\n{points}\n", *(tables.markdown(table) for table in shown)]
-    parts += [f"![{_bare(plot.title)}](plots/{plot.name}.png)\n" for plot in plots]
+    for plot in plots:  # brackets of its own would end those of the image
+        name = tables.inline(plot.title).replace("[", "&#91;").replace("]", "&#93;")
+        parts.append(f"![{name}](plots/{plot.name}.png)\n")
     return "\n".join(parts)
-
-
-def _bare(title: str) -> str:
-    """A title inside the brackets of an image, which its own would end."""
-    return tables.inline(title).replace("[", "&#91;").replace("]", "&#93;")
 
 
 # --- the page -------------------------------------------------------------------------------------

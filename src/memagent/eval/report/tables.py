@@ -277,7 +277,13 @@ def depth_table(rows: Sequence[ResultRow]) -> Table:
     columns = list(PLACE)
     for number, bucket in enumerate(rows[0].buckets if rows else ()):
         start, end = round(100 * bucket.start), round(100 * bucket.end)
-        columns.append(Column(f"{start}-{end} %", value=_bucket(number), show=_score_and_num))
+        columns.append(
+            Column(
+                f"{start}-{end} %",
+                value=_bucket(number),
+                show=lambda score: f"{percent(score.value)} ({score.num:,})",
+            )
+        )
         columns += [
             Column(None, f"{name}_{start}_{end}", _bucket(number, field))
             for name, field in (
@@ -298,10 +304,6 @@ def _bucket(number: int, field: str | None = None) -> Callable[[ResultRow], Any]
         return score if field is None or score is None else getattr(score, field)
 
     return value
-
-
-def _score_and_num(score: Interval) -> str:
-    return f"{percent(score.value)} ({score.num:,})"
 
 
 def compared_table(

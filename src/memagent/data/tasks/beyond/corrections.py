@@ -96,7 +96,8 @@ def plan(rng: random.Random, settings: CorrectionsSettings) -> TextPlan:
 def _plan_several(rng: random.Random, settings: CorrectionsSettings) -> TextPlan:
     """Several events, each with its own changes; no two take place on one day in the end."""
     num_towns = -(-settings.num_things // len(EVENTS))
-    asked_towns, other_towns = _divided(towns(rng, num_towns + 40), num_towns)
+    drawn = towns(rng, num_towns + 40)
+    asked_towns, other_towns = drawn[:num_towns], drawn[num_towns:]
     pairs = [(event, town) for town in asked_towns for event in EVENTS]
     things = rng.sample(pairs, settings.num_things)
     last_days = days_of_year(rng, settings.num_things)
@@ -120,10 +121,6 @@ def _plan_several(rng: random.Random, settings: CorrectionsSettings) -> TextPlan
         units=prose(_noise(other_towns), settings.distractor_share),
         metadata={"num_corrections": num_changes},
     )
-
-
-def _divided(names: list[str], num: int) -> tuple[list[str], list[str]]:
-    return names[:num], names[num:]
 
 
 def _noise(other_towns: list[str]) -> Callable[[random.Random], str]:

@@ -120,14 +120,6 @@ def _near_person(rng: random.Random, subject: str) -> str:
     return rng.choice(namesakes(subject, rng, 2))
 
 
-def _town(rng: random.Random) -> str:
-    return towns(rng, 1)[0]
-
-
-def _code(rng: random.Random) -> str:
-    return str(rng.randint(100_000, 999_999))
-
-
 RELATIONS: dict[str, Relation] = {
     "office": Relation(
         question="Who is {subject}?",
@@ -148,7 +140,7 @@ RELATIONS: dict[str, Relation] = {
             "It was in {value} that {subject} was born.",
         ),
         subject=person,
-        value=_town,
+        value=lambda rng: towns(rng, 1)[0],
         near=_near_person,
     ),
     "code": Relation(
@@ -159,7 +151,7 @@ RELATIONS: dict[str, Relation] = {
             "{subject} opens a locker with the code {value}.",
         ),
         subject=person,
-        value=_code,
+        value=lambda rng: str(rng.randint(100_000, 999_999)),
         near=_near_person,
     ),
     "wedding": Relation(
