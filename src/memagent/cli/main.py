@@ -40,16 +40,13 @@ _suggestion = re.compile(r"\. \(?Did you mean(?: one of:)? (.*)\?\)?$")
 """How click words what may have been meant."""
 
 
-@click.group(
-    cls=LazyGroup,
-    lazy=COMMANDS,
-    prefix="memagent.cli.",
+app = LazyGroup(
+    "memagent.cli",
+    "Read text of any length with a language model whose window is small and fixed.",
+    COMMANDS,
     places={"plan": "train.plan"},
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="memagent")
-def app() -> None:
-    """Read text of any length with a language model whose window is small and fixed."""
+click.version_option(__version__, prog_name="memagent")(app)
 
 
 def main() -> None:

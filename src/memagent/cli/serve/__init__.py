@@ -5,23 +5,14 @@ Not here: the servers themselves (`serve`).
 
 from __future__ import annotations
 
-import click
-
 from memagent.cli.shared.lazy import LazyGroup
 
-COMMANDS: dict[str, str] = {
-    "run": "Serve a model; `memagent serve --engine ENGINE` is the same.",
-    "keys": "Add, list and remove keys of the reading gateway.",
-}
-"""Name to one-line help; `NAME` lives in `memagent.cli.serve.NAME` as `command`."""
-
-
-@click.group(
-    cls=LazyGroup,
-    lazy=COMMANDS,
-    prefix="memagent.cli.serve.",
+command = LazyGroup(
+    __name__,
+    "Serve a model over HTTP with OpenAI's API.",
+    {
+        "run": "Serve a model; `memagent serve --engine ENGINE` is the same.",
+        "keys": "Add, list and remove keys of the reading gateway.",
+    },
     default="run",
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
-def command() -> None:
-    """Serve a model over HTTP with OpenAI's API."""

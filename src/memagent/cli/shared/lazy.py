@@ -52,21 +52,22 @@ class LazyGroup(HintingGroup):
 
     def __init__(
         self,
-        *args: Any,
-        lazy: Mapping[str, str],
-        prefix: str,
+        package: str,
+        about: str,
+        commands: Mapping[str, str],
+        *,
         default: str | None = None,
         places: Mapping[str, str] = MappingProxyType({}),
-        **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        """`commands`: each with one line of help. The module of its name in `package` has it as `command`.
+
+        `places`: MODULE:NAME in place of that, for commands that live with others.
+        """
+        super().__init__(help=about, context_settings={"help_option_names": ["-h", "--help"]})
         self.default = default
-        self._lazy = lazy
-        """Name to one-line help."""
-        self._prefix = prefix
-        """What stands before a name to make its module, which has the command as `command`."""
+        self._package = package
+        self._lazy = commands
         self._places = places
-        """MODULE:NAME in place of that, for commands that live with others."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if self.default and args and args[0] not in (*self._lazy, *ctx.help_option_names):
@@ -80,7 +81,9 @@ class LazyGroup(HintingGroup):
         if cmd_name not in self._lazy:
             return None
         module, _, name = self._places.get(cmd_name, cmd_name).partition(":")
-        command: click.Command = getattr(import_module(self._prefix + module), name or "command")
+        command: click.Command = getattr(
+            import_module(f"{self._package}.{module}"), name or "command"
+        )
         return command
 
     def resolve_command(
