@@ -81,9 +81,6 @@ class CallDone(NamedTuple):
 
     method: str
     prompt_tokens: int
-    completion_tokens: int
-    limit: int
-    """Most tokens that the reply could have had."""
     seconds: float
     in_flight: int = 1
     """Calls that the engine was answering when this one was finished, itself included."""
@@ -148,18 +145,8 @@ class ItemEngine(BaseEngine):
                 self._gate.num_in_flight -= 1
             seconds = round(time.perf_counter() - clock - queued.seconds, 6)
             if self._on_call is not None:
-                usage = completion.usage
-                reply_tokens = len(completion.text) // CHARS_PER_TOKEN
-                self._on_call(
-                    CallDone(
-                        method=self._method,
-                        prompt_tokens=usage.prompt_tokens if usage else prompt_tokens,
-                        completion_tokens=usage.completion_tokens if usage else reply_tokens,
-                        limit=sampling.max_tokens,
-                        seconds=seconds,
-                        in_flight=in_flight,
-                    )
-                )
+                num = completion.usage.prompt_tokens if completion.usage else prompt_tokens
+                self._on_call(CallDone(self._method, num, seconds, in_flight))
             return KeptReply(completion, round(started, 6), seconds)
 
         reply = await self._known.known(asked, prompt, sampling)

@@ -34,7 +34,7 @@ def forecast_of(num: int, **tokens: float) -> EvalForecast:
 
 
 def call(method: str, prompt_tokens: int, seconds: float, in_flight: int = 1) -> CallDone:
-    return CallDone(method, prompt_tokens, 10, 100, seconds, in_flight)
+    return CallDone(method, prompt_tokens, seconds, in_flight)
 
 
 def test_calls_in_flight_together_count_before_an_item_is_finished() -> None:
