@@ -138,16 +138,13 @@ def test_the_page_opens_in_a_browser_with_its_tables_and_plots(
     ]
     assert {row[0] for row in dom.tables[beside][1:]} == {"here", "published"}
 
-    assert list(dom.plots)[:5] == [
+    assert list(dom.plots)[:3] == [
         "plot-average-ruler",
-        "plot-tasks-ruler",
         "plot-accuracy-hotpotqa",
-        "plot-depth-hotpotqa",
         "plot-cost-hotpotqa",
     ]
     shown = dom.plots["plot-accuracy-hotpotqa"]
     assert {"reader", "direct", "bm25", "published by others", "RL-MemAgent-14B (v1)"} <= set(shown)
-    assert "depth of the evidence" in dom.plots["plot-depth-hotpotqa"]
     outside = [a for a in dom.addresses if not a.startswith(("#", "plots/", "data:,"))]
     assert outside == []
     for address in dom.addresses:
@@ -167,7 +164,7 @@ def test_the_page_is_not_blank_in_light_and_in_dark(
     for picture, corner in ((light, (255, 255, 255)), (dark, (23, 24, 27))):
         num_colours, found = colours(picture)
         assert found == corner
-        assert num_colours > 500  # text, lines and the cells of the heat map
+        assert num_colours > 100  # text and lines
 
 
 def test_tables_are_printed_without_a_folder(here: Call, runs: list[Path]) -> None:

@@ -1,9 +1,9 @@
-"""Plots of evaluations: accuracy against length, depth of evidence, cost. Needs matplotlib.
+"""Plots of evaluations: accuracy against length, and against cost. Needs matplotlib.
 
-    score                                     depth   8K  32K 128K
-      │ ●━━━●━━━●  yours, with intervals      start  ███  ███  ▒▒▒
-      │ ○┄┄┄○      published, dashed                 ███  ▒▒▒  ▒▒▒
-      │      ┄┄○                              end    ███  ███  ███
+    score
+      │ ●━━━●━━━●  yours, with intervals
+      │ ○┄┄┄○      published, dashed
+      │      ┄┄○
       └──────────── length
 
     plot = accuracy_plot("hotpotqa", rows, anchors, series=["reader"])
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import Anchor
-from memagent.eval.report.rows import AverageRow, LengthUnit, ResultRow, TextLength, format_tokens
+from memagent.eval.report.rows import AverageRow, LengthUnit, ResultRow, format_tokens
 from memagent.eval.report.tables import percent
 from memagent.eval.stats import Interval
 
@@ -36,8 +36,6 @@ INK = "#1b1b1c"
 """Text and axes. A page replaces it with its own text colour, light or dark."""
 PAPER = "#ffffff"
 """Background; none on a page."""
-DARK_TEXT, LIGHT_TEXT = "#111111", "#fefefe"
-"""Numbers in the cells of a heat map; a page leaves them as they are."""
 SERIES_COLORS = (
     "#0072b2",
     "#d55e00",
@@ -53,10 +51,7 @@ ANCHOR_COLORS = (
     *("#8c96a6", "#b09468", "#9a8cc0", "#74a8a8", "#bf8fae", "#8fae7b", "#c48f8f", "#8f8f8f"),
     *("#a3a36b", "#7fa3c7", "#c2a08a", "#a78fa0", "#88b0a0", "#b3b3b3", "#99a38c", "#c7a3c0"),
 )
-SHOWN_MODELS = ("RL-MemAgent-14B (v1)", "RL-MemAgent-7B (v1)")
-"""Published models whose scores by task are shown beside those measured here."""
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
-COLORS = "cividis"
 
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "memagent",
@@ -184,117 +179,6 @@ def length_plot(
     width = 9.6 if anchors else 7.6
     height = max(4.2, 1.4 + 0.2 * (len(anchors) + len(lines)))
     return drawn(name, title, description, draw, size=(width, height))
-
-
-def tasks_plot(
-    group: str,
-    rows: Sequence[ResultRow],
-    anchors: Sequence[Anchor],
-    *,
-    series: Sequence[str],
-    unit: LengthUnit = "tokens",
-) -> Plot | None:
-    """Heat maps of the tasks of a group against length, one per series and per published model."""
-    own = [row for row in rows if row.task.startswith(f"{group}/")]
-    tasks, lengths = sorted({row.task for row in own}), _lengths_of(own)
-    scores = {(row.series, row.task, row.length): row.score for row in own}
-    panels = {
-        name: [[scores.get((name, task, length)) for length in lengths] for task in tasks]
-        for name in series
-        if any(row.series == name for row in own)
-    }
-    for label in SHOWN_MODELS:
-        found = {anchor.task: anchor for anchor in anchors if anchor.label == label}
-        cells = [[_published(found.get(task), length) for length in lengths] for task in tasks]
-        if any(score is not None for line in cells for score in line):
-            panels[f"published: {label}"] = cells
-    return heat_plot(
-        f"tasks-{slug(group)}",
-        f"{group}: score by task and length of the text",
-        panels,
-        columns=[length.label for length in lengths],
-        rows=[task.removeprefix(f"{group}/") for task in tasks],
-        row_title="",
-        column_title=f"length in {unit}",
-    )
-
-
-def _published(anchor: Anchor | None, length: TextLength) -> Interval | None:
-    """A published score as a cell, without an interval."""
-    value = anchor.at(length.tokens) if anchor and length.tokens is not None else None
-    if anchor is None or value is None:
-        return None
-    return Interval(value=value, low=value, high=value, num=anchor.num or 0)
-
-
-def depth_plot(
-    task: str, rows: Sequence[ResultRow], *, series: Sequence[str], unit: LengthUnit = "tokens"
-) -> Plot | None:
-    """Heat maps of length against depth of the evidence, one per series."""
-    own = [row for row in rows if row.task == task and row.buckets]
-    if not own:
-        return None
-    lengths, buckets = _lengths_of(own), own[0].buckets
-    found = {(row.series, row.length): row for row in own}
-    panels: dict[str, list[list[Interval | None]]] = {}
-    for name in (name for name in series if any(row.series == name for row in own)):
-        columns = [found.get((name, length)) for length in lengths]
-        panels[name] = [
-            [row.buckets[number].score if row else None for row in columns]
-            for number in range(len(buckets))
-        ]
-    return heat_plot(
-        f"depth-{slug(task)}",
-        f"{task}: score by length and depth of the evidence",
-        panels,
-        columns=[length.label for length in lengths],
-        rows=[f"{100 * bucket.start:.0f}-{bucket.end:.0%}" for bucket in buckets],
-        row_title="depth of the evidence",
-        column_title=f"length in {unit}",
-    )
-
-
-def _lengths_of(rows: Sequence[ResultRow]) -> list[TextLength]:
-    return sorted({row.length for row in rows}, key=lambda length: length.rank)
-
-
-def heat_plot(
-    name: str,
-    title: str,
-    panels: dict[str, list[list[Interval | None]]],
-    *,
-    columns: Sequence[str],
-    rows: Sequence[str],
-    row_title: str,
-    column_title: str,
-) -> Plot | None:
-    """Scores as coloured cells, one panel per name; cells without items stay empty."""
-    if not panels:
-        return None
-    across = min(len(panels), 2 if len(columns) > 4 or len(panels) == 4 else 3)
-    down = -(-len(panels) // across)
-
-    def draw(figure: Figure) -> None:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        for number, (label, cells) in enumerate(panels.items()):
-            axes = figure.add_subplot(down, across, number + 1)
-            _draw_cells(axes, cells)
-            axes.set_title(label, fontsize=10)
-            axes.set_xticks([place + 0.5 for place in range(len(columns))], columns)
-            axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
-            axes.set_xlabel(column_title if number // across == down - 1 else "")
-            axes.set_ylabel(row_title if number % across == 0 else "")
-
-    longest = max(len(row) for row in rows)
-    width = across * (1.0 + 0.075 * longest + 0.75 * len(columns)) + 0.4
-    height = down * (0.9 + 0.36 * len(rows)) + 0.5
-    means = [
-        f"{label}: "
-        + ", ".join(f"{row} {_mean_percent(line)}" for row, line in zip(rows, cells, strict=True))
-        for label, cells in panels.items()
-    ]
-    description = f"Mean score in percent for each row. {'; '.join(means)}."
-    return drawn(name, title, description, draw, size=(max(width, 4.5), height))
 
 
 def cost_plot(task: str, rows: Sequence[ResultRow], *, series: Sequence[str]) -> Plot | None:
@@ -434,36 +318,6 @@ def _draw_anchor(axes: Axes, anchor: Anchor, number: int) -> None:
     )
 
 
-def _draw_cells(axes: Axes, cells: Sequence[Sequence[Interval | None]]) -> None:
-    """Coloured cells with percent and number of items in them; drawn by hand to stay vectors."""
-    from matplotlib import colormaps
-    from matplotlib.patches import Rectangle
-
-    colors = colormaps[COLORS]
-    for row, line in enumerate(cells):
-        for column, score in enumerate(line):
-            if score is None:
-                continue
-            red, green, blue, _ = colors(score.value)
-            is_light = 0.3 * red + 0.6 * green + 0.1 * blue > 0.5
-            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=(red, green, blue), lw=0))
-            axes.text(
-                column + 0.5,
-                row + 0.5,
-                f"{100 * score.value:.0f}\n" + (f"n={score.num}" if score.num else ""),
-                color=DARK_TEXT if is_light else LIGHT_TEXT,
-                ha="center",
-                va="center",
-                fontsize=8,
-                linespacing=0.95,
-            )
-    axes.set_xlim(0, len(cells[0]))
-    axes.set_ylim(len(cells), 0)
-    axes.tick_params(length=0)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
-
-
 def _length_axis(axes: Axes, lengths: Sequence[int], unit: LengthUnit) -> None:
     from matplotlib.ticker import NullLocator
 
@@ -533,11 +387,6 @@ def _legend(axes: Axes, num_anchors: int, num_lines: int) -> None:
 def _described(line: PlotLine) -> str:
     values = ", ".join(f"{percent(s.value)} at {format_tokens(round(x))}" for x, s in line.points)
     return f"{line.label}: {values}"
-
-
-def _mean_percent(scores: Sequence[Interval | None]) -> str:
-    known = [score.value for score in scores if score is not None]
-    return percent(sum(known) / len(known)) if known else "no items"
 
 
 def _amount(value: float) -> str:

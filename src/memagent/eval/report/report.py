@@ -41,8 +41,6 @@ from memagent.eval.report.plots import (
     average_plot,
     check_library,
     cost_plot,
-    depth_plot,
-    tasks_plot,
 )
 from memagent.eval.report.rows import (
     AverageRow,
@@ -435,10 +433,8 @@ def report_plots(report: Report) -> list[Plot]:
     plots: list[Plot | None] = []
     for group in report.groups:
         plots.append(average_plot(group, report.averages, anchors, series=series, unit=unit))
-        plots.append(tasks_plot(group, rows, anchors, series=series, unit=unit))
     for task in report.tasks:
         plots.append(accuracy_plot(task, rows, anchors, series=series, unit=unit))
-        plots.append(depth_plot(task, rows, series=series, unit=unit))
         plots.append(cost_plot(task, rows, series=series))
     return [plot for plot in plots if plot is not None]
 

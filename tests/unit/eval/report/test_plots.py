@@ -5,15 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from memagent.eval.report.anchors import Anchor, read_anchors
+from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.plots import (
     Plot,
     accuracy_plot,
     average_plot,
     cost_plot,
-    depth_plot,
     slug,
-    tasks_plot,
 )
 from memagent.eval.report.report import inline_svg, page
 from memagent.eval.report.rows import RULER_TEN, Entry, average_rows, result_rows
@@ -75,29 +73,6 @@ def test_texts_without_a_known_length_have_no_plot() -> None:
     assert accuracy_plot("vt", rows, [], series=["reader"]) is None
 
 
-def test_a_heat_map_has_a_cell_for_each_depth_and_length() -> None:
-    records = [
-        item("vt", "reader", tokens, number, depth=depth, score=score)
-        for tokens, number, depth, score in [
-            (8192, 0, 0.05, 1.0),
-            (8192, 1, 0.1, 0.0),
-            (8192, 2, 0.95, 1.0),
-            (32768, 0, 0.5, 0.0),
-        ]
-    ]
-    plot = drawn(
-        depth_plot(
-            "vt", result_rows([Entry("reader", record) for record in records]), series=["reader"]
-        )
-    )
-    shown = " ".join(texts(plot))
-    assert [cell in shown for cell in ("50 n=2", "100 n=1", "0 n=1")] == [True] * 3
-    assert plot.description == (
-        "Mean score in percent for each row. reader: 0-20% 50.0, 20-40% no items, 40-60% 0.0, "
-        "60-80% no items, 80-100% 100.0."
-    )
-
-
 def test_cost_is_money_where_all_prices_are_known_and_else_tokens() -> None:
     paid = [Entry("reader", item("vt", "reader", 8192, n, cost=0.25)) for n in range(2)]
     free = [Entry("direct", item("vt", "direct", 8192, n)) for n in range(2)]
@@ -124,31 +99,6 @@ def test_published_averages_are_shown_only_for_the_same_tasks() -> None:
     assert "RL-MemAgent-7B (v1)" not in texts(
         drawn(average_plot("ruler", some, PAPER, series=SERIES))
     )
-
-
-def test_tasks_of_a_group_are_cells_beside_the_published_ones() -> None:
-    rows = result_rows(entries("hotpotqa", *RULER_TEN, num=2))
-    shown = texts(drawn(tasks_plot("ruler", rows, PAPER, series=SERIES)))
-    published = {f"published: RL-MemAgent-{size} (v1)" for size in ("14B", "7B")}
-    assert {*published, *SERIES, "fwe", "vt"} <= set(shown)
-    # fwe of RL-MemAgent-14B at 8K, published as 90.72 over 128 items
-    assert "91 n=128" in " ".join(shown)
-    assert tasks_plot("beyond", rows, PAPER, series=SERIES) is None
-
-
-def test_a_published_score_of_0_is_a_cell_too() -> None:
-    zero = Anchor(
-        task="ruler/vt",
-        label="RL-MemAgent-7B (v1)",
-        points=((8192, 0.0),),
-        citation="us",
-        where="",
-        num=9,
-        note="",
-        is_read_off_a_plot=False,
-    )
-    rows = result_rows([Entry("reader", item("ruler/vt", "reader", 8192, 0))])
-    assert "0 n=9" in " ".join(texts(drawn(tasks_plot("ruler", rows, [zero], series=["reader"]))))
 
 
 @pytest.mark.parametrize("name", ["_hidden", "$a_{b}$", "阅读者", "50% \\frac"])

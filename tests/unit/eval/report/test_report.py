@@ -233,8 +233,6 @@ def test_everything_is_there(written: Path) -> None:
         "plots/accuracy-hotpotqa.svg",
         "plots/cost-hotpotqa.png",
         "plots/cost-hotpotqa.svg",
-        "plots/depth-hotpotqa.png",
-        "plots/depth-hotpotqa.svg",
         "published.csv",
         "report.html",
         "report.md",
