@@ -369,7 +369,7 @@ def test_yarn_stretches_a_local_model_and_leaves_other_methods_as_they_are(
         *("eval", "--engine", f"local:{folder}", "--task", "ruler/niah_single_1"),
         *("--lengths", "2500", "--num", "1", "--method", "direct", "--method", "yarn"),
         *("--set", "chunk_tokens=300", "--set", "memory_tokens=32", "--set", "answer_tokens=8"),
-        *("--set", "agent.yarn_factor=4", "--run-dir", run, "--quiet"),
+        *("--set", "methods.1.engine_settings.yarn_factor=4", "--run-dir", run, "--quiet"),
     )
     assert outcome.code == 0, outcome.stderr
     settings = {name: m["settings"] for name, m in read_manifest(run)["methods"].items()}

@@ -179,8 +179,6 @@ class _Sizes:
             return empty + tokens
         reply = settings.answer_tokens + settings.reasoning_tokens
         room = settings.window - empty - reply - JOINT_TOKENS
-        if is_retrieved:
-            room = min(room, settings.retrieved_tokens or room)
         return empty + min(tokens, max(0, room))
 
     def _count(self, template: str) -> int:

@@ -61,6 +61,8 @@ LEFT_OUT = "\n\n[...]\n\n"
 """Stands where the middle of a text was cut out."""
 USUAL_CHARS_PER_TOKEN = 12
 """More than tokens of prose have: so much of a long text is counted first."""
+PASSAGE_TOKENS = 256
+"""Tokens of each passage that bm25 and dense rank."""
 PASSAGE_BREAK_TOKENS = 2
 """The blank line between two passages."""
 LEAST_TEXT_TOKENS = 32
@@ -71,16 +73,10 @@ class MethodSettings(AgentConfig):
 
     prompts: str = "boxed"
     """Prompt set of the reader: default, boxed, paper, keep, add, shared, small, compact, compact_add, or the path of a TOML file."""
-    passage_tokens: int = Field(default=256, ge=16)
-    """Tokens of each passage that bm25 and dense rank."""
-    retrieved_tokens: int | None = Field(default=None, ge=16)
-    """Most tokens of passages that bm25 and dense put into the prompt; by default as many as the window holds."""
     embedder: str | None = None
     """Embedding model of dense: all-minilm-l6-v2 (the default), a folder of sentence-transformers, a hub id that was pulled, or openai:MODEL for an endpoint."""
     embedder_url: str | None = None
     """Address of the endpoint of `embedder`; by default that of the engine."""
-    yarn_factor: float = Field(default=4.0, gt=1)
-    """Factor by which yarn extends the window that the model was trained with."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of your own methods."""
 
@@ -367,7 +363,7 @@ def _from_file(spec: str) -> Method:
 
 
 async def _passages(context: Context) -> list[Chunk]:
-    chunks = Chunks(context.document, context.tokenizer, context.settings.passage_tokens)
+    chunks = Chunks(context.document, context.tokenizer, PASSAGE_TOKENS)
     return await asyncio.to_thread(list, chunks)
 
 
@@ -394,7 +390,6 @@ async def _ask_retrieved(
     """Ask with the passages that are ranked highest, as many as fit, in the order of the text."""
     empty = prompts.messages(prompts.RETRIEVED, text="", question=example.question)
     room = context.room(empty, reply_tokens=context.settings.answer_tokens)
-    room = min(room, context.settings.retrieved_tokens or room)
     sizes = accumulate(passages[number].num_tokens + PASSAGE_BREAK_TOKENS for number in ranked)
     num_fitting = sum(1 for _ in takewhile(lambda size: size <= room, sizes))
     found = [passages[number] for number in sorted(ranked[:num_fitting])]

@@ -77,6 +77,8 @@ LOCAL_SHARE = 4
 """A model in this process is sent a quarter of the calls that it can work on: 16 on a CPU, 256 on a GPU."""
 STRETCHED = ("local", "vllm")
 """Kinds of engines that are opened with YaRN settings for the method yarn."""
+YARN_FACTOR = 4.0
+"""By which yarn extends the window that the model was trained with, where `engine_settings` of the method say nothing."""
 ONE_CALL = ("direct", "yarn", "bm25", "dense", CLOSED_BOOK)
 PROBE = (
     "The 3 clerks didn't mention Bergström's ledger; 12,480 barrels of salt were sold in 1871.\n\n"
@@ -108,8 +110,7 @@ class EvalRequest:
                 )
             return self.engine
         if method.name == "yarn" and self.engine.kind in STRETCHED and "yarn_window" not in own:
-            factor = method.settings.get("yarn_factor") or self.suite.agent.get("yarn_factor")
-            own.setdefault("yarn_factor", factor or MethodSettings().yarn_factor)
+            own.setdefault("yarn_factor", YARN_FACTOR)
         own |= key_of_named(own, self.engine.settings)
         return replace(self.engine, settings={**self.engine.settings, **own})
 

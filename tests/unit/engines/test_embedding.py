@@ -225,7 +225,7 @@ def test_a_reply_that_holds_no_embeddings_is_refused(data: Any) -> None:
 
 
 def dense_suite(url: str) -> Suite:
-    settings = {"embedder": "openai:some-embedder", "embedder_url": url, "passage_tokens": 100}
+    settings = {"embedder": "openai:some-embedder", "embedder_url": url}
     return Suite.parse(
         {
             "tasks": [{"tasks": ["beyond/two_hop"], "tokens": [2048]}],

@@ -176,24 +176,24 @@ def test_a_window_too_small_for_the_wording_is_refused() -> None:
 
 def test_bm25_finds_the_passage_and_leaves_out_the_rest() -> None:
     engine = ScriptedEngine(answer_if_seen)
-    trace, context = run("bm25", with_fact(40), engine, passage_tokens=100, retrieved_tokens=250)
+    trace, context = run("bm25", with_fact(40), engine, window=1100, chunk_tokens=200)
     assert trace.answer == r"\boxed{4711}"
     assert FACT in prompt(engine)
     assert prompt(engine).count("tells of nothing") <= 6
     assert context.is_cut
-    assert context.notes["num_passages_in_text"] > 10
+    assert context.notes["num_passages_in_text"] > 5
 
 
 def test_dense_finds_the_passage_by_its_embedding_and_leaves_out_the_rest() -> None:
     engine = ScriptedEngine(answer_if_seen)
-    trace, context = run("dense", with_fact(40), engine, passage_tokens=100, retrieved_tokens=250)
+    trace, context = run("dense", with_fact(40), engine, window=1100, chunk_tokens=200)
     assert FACT in prompt(engine)
     assert FILLER[0] not in prompt(engine)
     assert trace.answer == r"\boxed{4711}"
     assert isinstance(context.embedder, Keywords)
     assert context.embedder.asked == [QUESTION]
     assert context.is_cut
-    assert context.notes["num_passages"] == 2
+    assert context.notes["num_passages"] == 1
 
 
 def test_dense_without_an_embedder_is_an_error_of_one_line() -> None:
