@@ -32,6 +32,7 @@ from memagent.cli.shared.run_options import (
     ReaderOptions,
     RunOptions,
     open_chosen,
+    open_reader,
     reader_options,
     run_options,
 )
@@ -302,15 +303,14 @@ class Ask:
             settings: dict[str, Any] = request.agent_settings
             if request.is_stored:  # with all settings, whatever suits the model now
                 settings = {"config": AgentConfig.parse(settings)}
-            self._reader = reader = Reader(
-                self._engine, tokenizer=request.tokenizer, limits=request.limits.open(), **settings
+            self._reader = reader = open_reader(
+                self._engine,
+                self._console,
+                options.reader.agent,
+                tokenizer=request.tokenizer,
+                limits=request.limits.open(),
+                **settings,
             )
-            reader.config.check_used(options.reader.agent)
-            if reader.tokenizer_note:
-                self._console.report(
-                    f"token counts are estimated with a margin: {reader.tokenizer_note}; "
-                    "`tokenizer` names one"
-                )
             chunks = reader.chunks(document)
             longest = sorted(request.questions, key=len, reverse=True)
             for question in longest[: MOST_COUNTED if options.dry_run else None]:

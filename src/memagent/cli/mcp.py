@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 from platformdirs import user_state_path
 
-from memagent.agent.reader import Reader
 from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.run_options import ReaderOptions, open_chosen, reader_options
+from memagent.cli.shared.run_options import ReaderOptions, open_chosen, open_reader, reader_options
 from memagent.plugins import require
 
 
@@ -51,13 +50,15 @@ def command(options: McpOptions) -> int:
     from memagent.serve.mcp import DocumentDesk, serve_tools
 
     runs = options.readings or user_state_path("memagent", appauthor=False) / "mcp"
-    with open_chosen(options.reader.engine.choose(), CommandConsole()) as engine:
-        reader = Reader(
+    console = CommandConsole()
+    with open_chosen(options.reader.engine.choose(), console) as engine:
+        reader = open_reader(
             engine,
+            console,
+            options.reader.agent,
             tokenizer=options.reader.tokenizer,
             limits=options.reader.limits.open(),
             **options.reader.agent,
         )
-        reader.config.check_used(options.reader.agent)
         serve_tools(DocumentDesk(reader, options.folders, runs=runs))
     return 0

@@ -34,6 +34,7 @@ from memagent.cli.shared.run_options import (
     cluster_options,
     joined,
     open_chosen,
+    open_reader,
     pull_known,
 )
 from memagent.config import (
@@ -45,7 +46,6 @@ from memagent.config import (
     VllmConfig,
 )
 from memagent.engines.base import (
-    BaseEngine,
     EngineChoice,
     choose_engine,
     open_engine,
@@ -296,7 +296,8 @@ def _serve_reader(chosen: ServeOptions) -> None:
         GatewayState(state_folder(chosen.gateway)) as state,
         open_chosen(choice, console) as engine,
     ):
-        reader = _reader(engine, chosen, console)
+        tokenizer, reading = chosen.tokenizer, chosen.reading
+        reader = open_reader(engine, console, reading, tokenizer=tokenizer, **reading)
         make = partial(
             gateway_app,
             engine,
@@ -313,16 +314,6 @@ def _serve_reader(chosen: ServeOptions) -> None:
             on_ready=lambda url: _report_gateway(url, reader, chosen),
             on_drain=_report_drain,
         )
-
-
-def _reader(engine: BaseEngine, chosen: ServeOptions, console: CommandConsole) -> Reader:
-    reader = Reader(engine, tokenizer=chosen.tokenizer, **chosen.reading)
-    reader.config.check_used(chosen.reading)
-    if reader.tokenizer_note:
-        console.report(
-            f"token counts are estimated with a margin: {reader.tokenizer_note}; --tokenizer names one"
-        )
-    return reader
 
 
 def _on_request(chosen: ServeOptions) -> Callable[[RequestRecord], None] | None:

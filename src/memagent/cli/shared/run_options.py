@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import click
 
 from memagent.agent.model_call import LimitSettings
+from memagent.agent.reader import Reader
 from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import (
     SHOWN,
@@ -77,6 +78,18 @@ def open_chosen(choice: EngineChoice, console: CommandConsole) -> BaseEngine:
         with PullProgress(choice.model, console) as progress:
             choice.pull(progress)
     return choice.open()
+
+
+def open_reader(
+    engine: BaseEngine, console: CommandConsole, given: Mapping[str, Any], **arguments: Any
+) -> Reader:
+    """The reader with these arguments; settings that are `given` and have no effect are refused."""
+    reader = Reader(engine, **arguments)
+    reader.config.check_used(given)
+    if reader.tokenizer_note:
+        note = f"token counts are estimated with a margin: {reader.tokenizer_note}"
+        console.report(f"{note}; `tokenizer` names one")
+    return reader
 
 
 def pull_known(name: str, console: CommandConsole) -> None:
