@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -156,11 +156,21 @@ class ItemRecord:
         return ItemKey(self.task, self.method, self.target_tokens, self.index, self.sample)
 
     def graded_by(self, grader: str) -> ItemRecord | None:
-        """The record with the score of another grader; None where that one has not graded it."""
-        found = verdict_of(self, grader)
-        if found is None or found == (self.grader, self.score):
-            return self if found else None
-        return replace(self, grader=found.grader, score=found.score, extracted=None)
+        """The record with the score of another grader; None where that one has not graded it.
+
+        A question without an accepted answer keeps its own grader where the other one needs an answer. Failed
+        items keep their score for every grader.
+        """
+        score = self.scores.get(grader)
+        is_unasked = bool(self.id) and not self.answers and grader not in NEEDS_NO_ANSWERS
+        if score is None and (grader == self.grader or is_unasked):
+            return self
+        if score is None and self.status != "failed":
+            return None
+        if (grader, score) == (self.grader, self.score):
+            return self
+        known = self.score if score is None else score
+        return replace(self, grader=grader, score=known, extracted=None)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values."""
@@ -240,44 +250,6 @@ class LaterGrade:
 
     item: ItemKey
     score: float
-
-
-class GradedItem(Protocol):
-    """What graders said of an item."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def answers(self) -> tuple[str, ...]: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def grader(self) -> str: ...
-    @property
-    def score(self) -> float: ...
-    @property
-    def scores(self) -> Mapping[str, float]: ...
-
-
-class GraderVerdict(NamedTuple):
-    """A grader and its score."""
-
-    grader: str
-    score: float
-
-
-def verdict_of(item: GradedItem, grader: str) -> GraderVerdict | None:
-    """What another grader said of an item; None where that one has not graded it.
-
-    A question without an accepted answer keeps its own grader where the other one needs an answer. Failed items
-    keep their score for every grader.
-    """
-    if grader in item.scores:
-        return GraderVerdict(grader, item.scores[grader])
-    has_no_answers = bool(item.id) and not item.answers
-    if grader == item.grader or (has_no_answers and grader not in NEEDS_NO_ANSWERS):
-        return GraderVerdict(item.grader, item.score)
-    return GraderVerdict(grader, item.score) if item.status == "failed" else None
 
 
 def read_items(path: Path, *, with_traces: bool = True) -> Iterator[ItemRecord]:
