@@ -299,7 +299,6 @@ def test_lengths_in_bytes_stand_beside_no_published_lengths_in_tokens(tmp_path: 
     assert "Lengths are in bytes; published lines, in tokens, are left out." in notes(report)
     plots = {plot.name: plot.svg.decode() for plot in report_plots(report)}
     assert "length of the text in bytes" in plots["accuracy-hotpotqa"]
-    assert "length in bytes" in plots["depth-hotpotqa"]
 
 
 def test_notes_say_what_failed_and_empty_answers_used(tmp_path: Path) -> None:
