@@ -20,7 +20,6 @@ from memagent import trust
 from memagent.agent import work
 from memagent.agent.journal import Journal, read_reading
 from memagent.agent.model_call import LimitSettings
-from memagent.agent.plan import MOST_COUNTED, done_before, plan_reading
 from memagent.agent.reader import Reader, checked_question, read_questions
 from memagent.agent.trace import Step, Trace, call_seconds, model_changes
 from memagent.agent.work import MOST_COUNTED, done_before, plan_reading

@@ -25,7 +25,6 @@ from memagent.agent.model_call import LimitSettings
 from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.errors import ConfigError, RunError
-from memagent.jsonl import read_lines
 from memagent.rewards.evidence import overlap, recall
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, Score, grade, open_grader
 from memagent.run_files import check_tree, read_lines, write_file

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from memagent.jsonl import sealed
 
 from memagent.cli.main import run as memagent
 from memagent.errors import ConfigError, RunError
@@ -13,6 +12,7 @@ from memagent.eval.report.report import load_report
 from memagent.eval.setup import evaluate
 from memagent.eval.stats import mean_interval
 from memagent.eval.suites import Suite
+from memagent.run_files import sealed
 from tests.support.eval_runs import failed, item, make_run
 
 TASK = "codes"
