@@ -17,8 +17,9 @@ from harness import API_KEY, MODEL, QUESTION, memory_mb
 
 from memagent import Document, Reader, open_engine
 from memagent.agent.trace import Trace
-from memagent.documents import loaders, tokenizers  # noqa: F401  imported before memory is measured
+from memagent.documents import loaders  # noqa: F401  imported before memory is measured
 from memagent.engines import openai  # noqa: F401
+from memagent.tokens import tokenizers  # noqa: F401
 
 
 def parse_options() -> argparse.Namespace:

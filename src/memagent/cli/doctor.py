@@ -16,13 +16,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import click
 from platformdirs import user_cache_path, user_data_path
@@ -45,12 +44,10 @@ MEGABYTE, GIGABYTE = 1e6, 1e9
 _requirement = re.compile(r"""^([\w.-]+).*?;.*\bextra == ["']([\w-]+)["']""")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing that was looked at.
 
-    Example: Finding(area="extras", name="viewer", state="missing", detail="without fastapi",
-    remedy='pip install "memagent[viewer]"')
+    Example: Finding("extras", "viewer", "missing", "without fastapi", 'pip install "memagent[viewer]"')
     """
 
     area: str
@@ -80,30 +77,19 @@ def findings(*, connects: bool = False) -> Iterator[Finding]:
 
 def _system() -> Iterator[Finding]:
     python = f"Python {platform.python_version()} at {sys.executable}"
-    yield Finding(area="system", name="memagent", state="ok", detail=f"{__version__}, {python}")
+    yield Finding("system", "memagent", "ok", f"{__version__}, {python}")
     cores = os.cpu_count() or 1
-    yield Finding(
-        area="system", name="machine", state="ok", detail=f"{platform.platform()}, {cores} cores"
-    )
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler:
-        yield Finding(area="system", name="C compiler", state="ok", detail=compiler)
-    else:
-        detail = "local models generate more slowly on a CPU without one"
-        remedy = "install gcc or clang with your package manager"
-        yield Finding(
-            area="system", name="C compiler", state="missing", detail=detail, remedy=remedy
-        )
+    yield Finding("system", "machine", "ok", f"{platform.platform()}, {cores} cores")
 
 
 def _extras() -> Iterator[Finding]:
     for extra, libraries in needed_by_extras().items():
         missing = [name for name in libraries if not _is_installed(name)]
         yield Finding(
-            area="extras",
-            name=extra,
-            state="missing" if missing else "ok",
-            detail=f"without {', '.join(missing)}" if missing else ", ".join(libraries),
+            "extras",
+            extra,
+            "missing" if missing else "ok",
+            f"without {', '.join(missing)}" if missing else ", ".join(libraries),
             remedy=f'pip install "memagent[{extra}]"' if missing else None,
         )
 
@@ -147,17 +133,17 @@ def _models() -> Iterator[Finding]:
     try:
         found = store.installed()
     except (MemagentError, OSError) as error:
-        yield Finding(area="models", name="models", state="broken", detail=one_line(error))
+        yield Finding("models", "models", "broken", one_line(error))
         return
     for model in found:
-        yield Finding(area="models", name=model.name, state="ok", detail=str(model.path))
+        yield Finding("models", model.name, "ok", str(model.path))
     embedded = EMBEDDED.partition(":")[2]
     if store.find(store.base_of(embedded)) is None:
         yield Finding(
-            area="models",
-            name=embedded,
-            state="missing",
-            detail="the embedded model is fetched when it is first used",
+            "models",
+            embedded,
+            "missing",
+            "the embedded model is fetched when it is first used",
             remedy=f"memagent models pull {embedded}",
         )
 
@@ -182,12 +168,12 @@ def _writable(path: Path) -> str:
 def _profiles(*, connects: bool) -> Iterator[Finding]:
     path = config_file()
     if not path.exists():
-        yield Finding(area="profiles", name="config file", state="note", detail=f"none at {path}")
+        yield Finding("profiles", "config file", "note", f"none at {path}")
         return
     try:
         names = list_profiles(path)
     except MemagentError as error:
-        yield Finding(area="profiles", name="config file", state="broken", detail=str(error))
+        yield Finding("profiles", "config file", "broken", str(error))
         return
     for name in names:
         yield _tried("profiles", name, partial(_profile_detail, name, connects=connects))
@@ -204,11 +190,11 @@ def _endpoint(*, connects: bool) -> Iterator[Finding]:
     address = endpoint_from(os.environ).base_url
     if address is None:
         detail = "none is set in the environment; texts are read by the embedded model"
-        yield Finding(area="endpoint", name="endpoint", state="note", detail=detail)
+        yield Finding("endpoint", "endpoint", "note", detail)
     elif connects:
         yield _tried("endpoint", public_url(address), _asked)
     else:
-        yield Finding(area="endpoint", name=public_url(address), state="note", detail="not asked")
+        yield Finding("endpoint", public_url(address), "note", "not asked")
 
 
 def _asked(**settings: Any) -> str:
@@ -219,20 +205,20 @@ def _asked(**settings: Any) -> str:
 
 def _tried(area: str, name: str, look: Callable[[], str]) -> Finding:
     try:
-        return Finding(area=area, name=name, state="ok", detail=look())
+        return Finding(area, name, "ok", look())
     except MemagentError as error:
         message = str(error)
         is_missing = "pip install" in message
         remedy = re.search(r'pip install "[^"]+"', message)
         return Finding(
-            area=area,
-            name=name,
-            state="missing" if is_missing else "broken",
-            detail=message.replace(f": {remedy[0]}", "") if remedy else message,
+            area,
+            name,
+            "missing" if is_missing else "broken",
+            message.replace(f": {remedy[0]}", "") if remedy else message,
             remedy=remedy[0] if remedy else None,
         )
     except Exception as error:  # a library that is there and does not load is what is looked for
-        return Finding(area=area, name=name, state="broken", detail=one_line(error))
+        return Finding(area, name, "broken", one_line(error))
 
 
 def _is_installed(name: str) -> bool:
@@ -267,7 +253,7 @@ def command(as_json: bool, connects: bool) -> int:
     """
     if as_json:
         found = examine(connects=connects)
-        print_json([asdict(finding) for finding in found])
+        print_json([finding._asdict() for finding in found])
     else:
         found = _print(findings(connects=connects))
     return int(any(finding.state == "broken" for finding in found))
