@@ -72,8 +72,6 @@ class DatasetRecipe(TaskSelection):
 class Recipe(Settings):
     """Datasets to build together."""
 
-    about: str = ""
-    """What they are for."""
     seed: int = 0
     """Seed of every dataset that does not set its own."""
     tokenizer: str | None = None

@@ -155,7 +155,6 @@ def closed_book_suite(
     grader, *more = graders
     return Suite.parse(
         {
-            "about": "Questions without their texts.",
             "methods": [{"name": CLOSED_BOOK}],
             "tasks": [{"files": [str(file)]}],
             "samples": samples,

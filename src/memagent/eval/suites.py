@@ -97,8 +97,6 @@ class QuestionSelection(Settings):
 class Suite(Settings):
     """What an evaluation asks: which questions, by which methods, how many, and how they are graded."""
 
-    about: str = ""
-    """What the suite is for."""
     engine: str | None = None
     """Engine as KIND:MODEL, unless another is named when the suite is run."""
     engine_settings: dict[str, Any] = Field(default_factory=dict)
