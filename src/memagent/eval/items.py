@@ -92,11 +92,6 @@ class EvalPlan:
     tokenizers: tuple[str, ...]
     """Names of the tokenizers that lengths are counted with."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Approximate tokens of all texts together."""
-        return sum(item.num_tokens for item in self.items)
-
 
 def item_seed(seed: int, item: Item, sample: int = 0) -> int:
     """The sampling seed of an item: the same for every method, different for every example and sample."""
@@ -279,7 +274,7 @@ class ExamplePool:
         """`processes=None` decides by the amount of text; 0 uses a thread of this process."""
         if processes is None:
             cores = os.cpu_count() or 1
-            is_quick = plan.num_tokens <= QUICK_TOKENS
+            is_quick = sum(item.num_tokens for item in plan.items) <= QUICK_TOKENS
             processes = 0 if is_quick else max(1, min(MAX_PROCESSES, cores - 1))
         self._pool: Executor = ProcessPool(processes) if processes else ThreadPoolExecutor(1)
         typical = plan.items[0].num_tokens if plan.items else 0

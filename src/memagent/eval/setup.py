@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -368,7 +368,7 @@ async def open_evaluation(
             run=run,
             limits=request.limits.open(),
             prices=request.limits.prices,
-            concurrency=max(request.concurrency_of(gate.engine) for gate in gates),
+            concurrency=max(method.gate.concurrency for method in methods),
             graders=suite.graders,
             samples=suite.samples,
         )
@@ -402,9 +402,6 @@ class _Gates:
         self._open_engine = open_engine
         self._gates: dict[str, EngineGate] = {}
         self._opened: list[BaseEngine] = []
-
-    def __iter__(self) -> Iterator[EngineGate]:
-        return iter(self._gates.values())
 
     async def open(self, method: MethodChoice) -> EngineGate:
         """The gate of the engine that answers a method."""

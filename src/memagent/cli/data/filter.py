@@ -20,7 +20,6 @@ from memagent.cli.shared.run_options import (
     ClusterOptions,
     EngineOptions,
     RunOptions,
-    check_replicas,
     engine_opener,
     engine_options,
     joined,
@@ -115,7 +114,6 @@ async def _filter(options: FilterOptions) -> int:
     console = CommandConsole(is_quiet=options.quiet)
     request, file = _request_of(options)
     assert isinstance(request.engine, EngineChoice)
-    check_replicas(options.cluster)
     again = f"memagent data filter --out {shlex.quote(str(options.out))}"
     again += f" --num {options.num}" if options.num else ""
     async with AsyncExitStack() as stack:
@@ -170,7 +168,7 @@ def _request_of(options: FilterOptions) -> tuple[EvalRequest, Path]:
     request = make_request(
         Suite.parse(values, changes=options.changes),
         options.engine.engine,
-        engine_settings=options.engine.settings.all,
+        engine_settings=options.engine.settings,
         resumed=resumed,
         limits=options.limits,
     )

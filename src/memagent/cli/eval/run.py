@@ -31,7 +31,6 @@ from memagent.cli.shared.run_options import (
     ClusterOptions,
     EngineOptions,
     RunOptions,
-    check_replicas,
     cluster_option,
     engine_opener,
     engine_options,
@@ -107,7 +106,7 @@ def request_of(options: EvalOptions) -> EvalRequest:
     return make_request(
         _suite(options.asked, resumed),
         options.engine.engine,
-        engine_settings=options.engine.settings.all,
+        engine_settings=options.engine.settings,
         resumed=resumed,
         suite_name=path.stem if path else None,
         limits=options.limits,
@@ -345,7 +344,6 @@ async def _run(options: EvalOptions) -> int:
     assert isinstance(request.engine, EngineChoice)
     if request.engine.is_embedded and not options.dry_run:
         console.report(f"no endpoint given: asking the embedded model {request.engine.spec}")
-    check_replicas(options.cluster)
     async with AsyncExitStack() as stack:
         cluster = stack.enter_context(joined(options.cluster.cluster, console))
         if options.dry_run:

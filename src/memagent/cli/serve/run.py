@@ -30,7 +30,6 @@ from memagent.cli.shared.options import (
 from memagent.cli.shared.run_options import (
     ENGINES,
     ClusterOptions,
-    check_replicas,
     cluster_options,
     joined,
     open_chosen,
@@ -87,7 +86,6 @@ class ServeOptions:
         """Options of the command line; the key may come from the environment."""
         is_reader = bool(options.get("reader"))
         cluster = ClusterOptions(cluster=options.get("cluster"), replicas=options.get("replicas"))
-        check_replicas(cluster)
         options, endpoint_key = _with_profile(options, is_cluster=cluster.cluster is not None)
         if is_reader and cluster.cluster is not None:
             raise ConfigError(

@@ -216,7 +216,7 @@ def taking(options: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int
     """Let a command take its options as one frozen dataclass.
 
     Fields are filled by name; a field that is itself such a dataclass, or a record, gets its own fields; a field of
-    type `Annotated[dict[str, Any], AgentConfig]` gets the settings of that class that were given.
+    type `Annotated[dict[str, Any], AgentConfig]` gets the settings of that class, or of several, that were given.
     """
 
     def decorate(function: Callable[[T], int]) -> Callable[..., int]:
@@ -237,7 +237,8 @@ def build(options: type[T], values: Mapping[str, Any]) -> T:
     for each in fields(options):
         kind = hints[each.name]
         if get_origin(kind) is Annotated:
-            found[each.name] = given(get_args(kind)[1], values)
+            groups = (given(settings, values) for settings in get_args(kind)[1:])
+            found[each.name] = {name: value for group in groups for name, value in group.items()}
         elif is_dataclass(kind) and isinstance(kind, type):
             found[each.name] = build(kind, values)
         elif isinstance(kind, type) and issubclass(kind, FileRecord):

@@ -45,29 +45,16 @@ engine_options = all_options(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Settings of engines that were given as options."""
-
-    endpoint: Annotated[dict[str, Any], EngineConfig]
-    local: Annotated[dict[str, Any], LocalConfig]
-    vllm: Annotated[dict[str, Any], VllmConfig]
-
-    @property
-    def all(self) -> dict[str, Any]:
-        """All of them; `model` among them names an endpoint's model."""
-        return {**self.endpoint, **self.local, **self.vllm}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """What `engine_options` were given."""
 
     engine: str | None
-    settings: EngineSettings
+    settings: Annotated[dict[str, Any], EngineConfig, LocalConfig, VllmConfig]
+    """`model` among them names an endpoint's model."""
 
     def choose(self, *, stored: EngineChoice | None = None) -> EngineChoice:
         """The engine that is meant; see `choose_engine`."""
-        return choose_engine(self.engine, self.settings.all, stored=stored)
+        return choose_engine(self.engine, self.settings, stored=stored)
 
 
 def open_chosen(choice: EngineChoice, console: CommandConsole) -> BaseEngine:
@@ -131,11 +118,9 @@ class ClusterOptions:
     cluster: str | None
     replicas: int | None
 
-
-def check_replicas(options: ClusterOptions) -> None:
-    """Raise ConfigError for replicas without a cluster."""
-    if options.replicas is not None and options.cluster is None:
-        raise ConfigError("`replicas` are copies on a cluster; name it with `cluster=ADDRESS`")
+    def __post_init__(self) -> None:
+        if self.replicas is not None and self.cluster is None:
+            raise ConfigError("`replicas` are copies on a cluster; name it with `cluster=ADDRESS`")
 
 
 @contextmanager
