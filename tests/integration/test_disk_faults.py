@@ -75,10 +75,8 @@ def in_reading_order(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def dataset(disk: Path) -> Any:
-    working = (".part", ".journal")
-    return {
-        path.name: path.read_bytes() for path in disk.glob("out.*") if path.suffix not in working
-    }
+    found = (path for path in disk.glob("out.*") if path.suffix != ".part")
+    return {path.name: path.read_bytes() for path in found}
 
 
 def checkpoints(disk: Path) -> Any:

@@ -49,12 +49,11 @@ def stop_after(number: int) -> Any:
     return watch
 
 
-def stopped(job: BuildJob, number: int) -> tuple[Path, Path]:
-    """A build that came so far; its part and its journal."""
+def stopped(job: BuildJob, number: int) -> Path:
+    """A build that came so far; its part."""
     with pytest.raises(Stopped):
         build(job, figure=False, on_progress=stop_after(number))
-    names = (f"{job.out.name}.part", f"{job.out.name}.journal")
-    return job.out.with_name(names[0]), job.out.with_name(names[1])
+    return job.out.with_name(f"{job.out.name}.part")
 
 
 def whole(job: BuildJob) -> bytes:
@@ -92,16 +91,16 @@ def test_a_build_that_was_stopped_resumes_and_ends_with_the_same_bytes(job: Buil
 
 
 def test_a_torn_line_is_generated_again(job: BuildJob) -> None:
-    part, _ = stopped(job, 5)
+    part = stopped(job, 5)
     with part.open("ab") as file:
         file.write(b'{"id": "half a li')
     build(job, figure=False)
     assert job.out.read_bytes() == whole(job)
 
 
-def test_a_torn_note_of_the_journal_is_generated_again(job: BuildJob) -> None:
-    _, journal = stopped(job, 5)
-    journal.write_bytes(journal.read_bytes()[:-20])
+def test_an_example_whose_line_is_torn_is_generated_again(job: BuildJob) -> None:
+    part = stopped(job, 5)
+    part.write_bytes(part.read_bytes()[:-20])
     reported: list[BuildProgress] = []
     build(job, figure=False, on_progress=reported.append)
     assert reported[0].num_resumed == 4
@@ -109,7 +108,7 @@ def test_a_torn_note_of_the_journal_is_generated_again(job: BuildJob) -> None:
 
 
 def test_lines_that_did_not_reach_the_disk_are_generated_again(job: BuildJob) -> None:
-    part, _ = stopped(job, 6)
+    part = stopped(job, 6)
     data = part.read_bytes()
     middle = len(data) // 2
     part.write_bytes(data[:middle] + b"\0" * (len(data) - middle))
@@ -184,6 +183,15 @@ def test_what_is_left_of_another_build_is_not_mixed_in(job: BuildJob) -> None:
         build(other)
     build(other, force=True, figure=False)
     assert {example.seed for example in read_examples(job.out)} == {8}
+
+
+def test_a_part_that_was_changed_is_refused_unless_forced(job: BuildJob) -> None:
+    part = stopped(job, 5)
+    part.write_bytes(part.read_bytes().replace(b'"question"', b'"Question"', 2))
+    with pytest.raises(DataError, match=r"part is damaged; start the build again with `force`"):
+        build(job)
+    build(job, force=True, figure=False)
+    assert job.out.read_bytes() == whole(job)
 
 
 def test_a_build_that_is_under_way_is_left_alone(job: BuildJob) -> None:
