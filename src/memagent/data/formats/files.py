@@ -18,14 +18,14 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from memagent.data.example import Evidence, Example, Origin, Passage
+from memagent.data.example import Example
 from memagent.data.formats.json_stream import numbered_lines, opened, parse_json, place
 from memagent.errors import DataError, one_line
 from memagent.files import make_folders, reason_of, replacing
@@ -132,10 +132,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         raise DataError(f"cannot read {path}: {one_line(error)}") from None
 
 
-_FIELDS = {
-    record: tuple(field.name for field in fields(record))
-    for record in (Example, Passage, Evidence, Origin)
-}
+_FIELDS = tuple(field.name for field in fields(Example))
 _example = TypeAdapter(Example)
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -188,12 +185,7 @@ class ExampleWriter:
 
 def to_json(example: Example) -> str:
     """An example as one line without its end; the same example gives the same line."""
-    record = _plain(example)
-    record["metadata"] = _sorted(example.metadata)
-    if example.origin is not None:
-        record["origin"]["settings"] = _sorted(example.origin.settings)
-        record["origin"]["sources"] = _sorted(example.origin.sources)
-    return dump_json(record)
+    return dump_json(_plain(example, _sorted))
 
 
 def from_json(line: str | bytes, where: str) -> Example:
@@ -301,7 +293,7 @@ def _jsonl_writer(path: Path, *, is_packed: bool = False) -> Iterator[Callable[[
 
 
 def _read_parquet(path: Path) -> Iterator[Example]:
-    names = _FIELDS[Example]
+    names = _FIELDS
     if missing := [name for name in names if name not in columns_of(path)]:
         raise DataError(
             f"{path} is not a dataset of memagent: it has no column {missing[0]}; "
@@ -325,11 +317,7 @@ def _parquet_writer(path: Path) -> Iterator[Callable[[Example], None]]:
     with RowWriter(path, _schema()) as rows:
 
         def write(example: Example) -> None:
-            row = _plain(example)
-            row["metadata"] = dump_json(_sorted(example.metadata))
-            if example.origin is not None:
-                row["origin"]["settings"] = dump_json(_sorted(example.origin.settings))
-                row["origin"]["sources"] = dump_json(_sorted(example.origin.sources))
+            row = _plain(example, lambda free: dump_json(_sorted(free)))
             num_chars = sum(len(passage.text) for passage in example.documents or ())
             rows.write(row, num_chars=num_chars + 1000)
 
@@ -353,7 +341,7 @@ def _schema() -> pa.Schema:
         "num_tokens": number,
         "seed": number,
     }
-    return pa.schema([(name, special.get(name, text)) for name in _FIELDS[Example]])
+    return pa.schema([(name, special.get(name, text)) for name in _FIELDS])
 
 
 FORMATS: dict[str, _Format] = {
@@ -374,12 +362,13 @@ def _format_of(path: Path) -> _Format:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def _plain(record: Any) -> Any:
-    """A record of ours as dicts and lists, in the order of its fields; free dicts as they are."""
-    if type(record) in _FIELDS:
-        return {name: _plain(getattr(record, name)) for name in _FIELDS[type(record)]}
-    if isinstance(record, tuple):
-        return [_plain(item) for item in record]
+def _plain(example: Example, free: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """An example as dicts and lists, in the order of its fields; what `free` makes of dicts with any keys."""
+    record = asdict(example)
+    record["metadata"] = free(example.metadata)
+    if example.origin is not None:
+        record["origin"]["settings"] = free(example.origin.settings)
+        record["origin"]["sources"] = free(example.origin.sources)
     return record
 
 
