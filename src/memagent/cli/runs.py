@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -73,8 +72,9 @@ def show_run(run: str | None, as_json: bool) -> None:
     ):
         click.echo(f"{name:<9}{plain(value, MAX_VALUE_CHARS)}".rstrip())
     for trace in traces:
-        click.echo(f"\n{_visible(trace.question)}")
-        click.echo(_visible(_answer(trace)))
+        is_answered = trace.answer is not None
+        unanswered = f"no answer yet; {trace.num_chunks} sections are read"
+        click.echo(f"\n{trace.question}\n{answer_text(trace) if is_answered else unanswered}")
     if found.kind == "eval":
         click.echo(f"\nreport it with: memagent report {shlex.quote(str(path))}")
     if found.can_resume:
@@ -95,12 +95,6 @@ def remove_runs(runs: tuple[str, ...], yes: bool) -> None:
         remove_run(path)
 
 
-def _answer(trace: Trace) -> str:
-    if trace.answer is not None:
-        return answer_text(trace)
-    return f"no answer yet; {trace.num_chunks} sections are read"
-
-
 def _row(run: StoredRun) -> tuple[str, ...]:
     created = run.created.replace("T", " ")[:16]
     cells = (run.name, run.kind, created, size_text(run.num_bytes), run.state, _short(run.what))
@@ -113,13 +107,3 @@ def _short(text: str) -> str:
 
 def _as_json(run: StoredRun) -> dict[str, Any]:
     return {**asdict(run), "path": str(run.path), "name": run.name}
-
-
-def _visible(text: str) -> str:
-    """Text for a terminal: what a run directory holds must not move the cursor or set a title."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
-        for each in text
-    )
