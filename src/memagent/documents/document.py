@@ -95,7 +95,7 @@ class Place:
 class Chunk:
     """A span of a document.
 
-    Example: Chunk(index=0, text="It was", start=0, end=6, num_tokens=2, places=(...,))
+    Example: Chunk(index=0, text="It was", start=0, end=6, num_tokens=2, places=())
     """
 
     index: int

@@ -12,8 +12,8 @@
 A method of your own is a function in a file, named as `my.py:ask_twice`:
 
     async def ask_twice(example, context):
-        first = await context.call(messages_for(example), kind="read")
-        await context.call(messages_for(example, first.reply))
+        await context.call([{"role": "user", "content": example.question}], kind="read")
+        await context.call([{"role": "user", "content": "Are you sure?"}])
         return context.trace()
 
 Every call goes through the context, which records it as a step, enforces the limits and gives each item

@@ -1,7 +1,7 @@
 """The config of a run on disk: what is stored, and what may change when the run is resumed.
 
     stored = stored_values(config)                               into the manifest of a run
-    config = resumed_config(stored, changes=["steps=200"])
+    resumed = resumed_config(stored, changes=["steps=200"])
 
 The stored config is data: code, endpoints and files that it names are used only if the user named them before on this
 machine, or names them again.

@@ -1,6 +1,6 @@
 """A trained model as one GGUF file, for llama.cpp: header and tokenizer of the file it was trained from, new weights.
 
-    write_gguf(load("model.gguf", adapter="lora", merged=True), Path("out.gguf"), source=Path("model.gguf"), kind="q8_0")
+    write_gguf(loaded, Path("out.gguf"), source=Path("model.gguf"), kind="q8_0")
 
 Matrices are stored in 16 bits or in 8 and a scale for each 32 weights, vectors in 32 bits. The head of a tied model is
 left out: it is the matrix of the embeddings.
