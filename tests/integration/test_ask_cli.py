@@ -5,10 +5,8 @@ import json
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from tests.integration.conftest import (
     story,
     wait_until,
 )
+from tests.support.handlers import Handler, listening
 from tests.support.loopback import NOTHING_FOUND, Endpoint, running
 
 Call = Callable[..., Outcome]
@@ -433,29 +432,16 @@ def test_an_endpoint_that_repeats_the_key_in_its_errors_does_not_make_us_print_i
 def echoing_endpoint(status: int) -> Iterator[str]:
     """An endpoint that fails every call and tells the caller its own key."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Echo(Handler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.body()
             message = f"bad key {self.headers['Authorization']}"
-            body = json.dumps({"error": {"message": message}}).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply({"error": {"message": message}}, status)
 
         do_POST = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(Echo) as url:
+        yield f"{url}/v1"
 
 
 def section_texts(trace: Trace, text: str) -> list[str]:

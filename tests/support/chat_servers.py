@@ -12,9 +12,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
+
+from tests.support.handlers import Handler, listening
 
 Json = dict[str, Any]
 Chat = Callable[[Json], Json]
@@ -60,7 +61,7 @@ class ChatServer:
 
     chat: Chat
     paths: Mapping[str, Any]
-    port: int = 0
+    url: str = ""
     chats: list[Json] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     """Method and path of all other requests."""
@@ -68,7 +69,7 @@ class ChatServer:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{self.url}/v1"
 
 
 @contextmanager
@@ -79,40 +80,22 @@ def chat_server(
     models = {"/v1/models": {"data": [{"id": model, "object": "model"}]}}
     server = ChatServer(chat, {**models, **(paths or {})})
 
-    class Handler(BaseHTTPRequestHandler):
+    class Chatting(Handler):
         def do_GET(self) -> None:
-            self._page("GET")
+            server.others.append(f"{self.command} {self.path}")
+            page = server.paths.get(self.path)
+            page = page(server) if callable(page) else page
+            self.reply({"error": "not found"}, 404) if page is None else self.reply(page)
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            body = json.loads(self.body())
             if self.path != "/v1/chat/completions":
-                self._page("POST")
+                self.do_GET()
                 return
             with server.lock:  # replies may depend on those before
                 server.chats.append(body)
                 reply = server.chat(body)
-            self._send(200, reply)
+            self.reply(reply)
 
-        def _page(self, method: str) -> None:
-            server.others.append(f"{method} {self.path}")
-            page = server.paths.get(self.path)
-            page = page(server) if callable(page) else page
-            self._send(404, {"error": "not found"}) if page is None else self._send(200, page)
-
-        def _send(self, status: int, value: Json) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
-        server.port = listener.server_address[1]
-        Thread(target=listener.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield server
-        finally:
-            listener.shutdown()
+    with listening(Chatting) as server.url:
+        yield server

@@ -6,10 +6,10 @@ with serving(b"...") as server:
 server.asked                          # the Range header of each request
 """
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.support.handlers import Handler, listening
 
 
 class FileServer:
@@ -26,7 +26,7 @@ class FileServer:
         self.asked: list[str | None] = []
         """Range header of each request."""
 
-    def reply(self, handler: BaseHTTPRequestHandler) -> None:
+    def answer(self, handler: Handler) -> None:
         requested = handler.headers.get("Range")
         self.asked.append(requested)
         if self.statuses:
@@ -36,19 +36,15 @@ class FileServer:
         if not self.knows_ranges:
             requested, start = None, 0
         if start >= len(self.data) and requested:
-            handler.send_response(416)
-            handler.send_header("Content-Range", f"bytes */{len(self.data)}")
-            handler.send_header("Content-Length", "0")
-            handler.end_headers()
+            handler.reply(b"", 416, headers={"Content-Range": f"bytes */{len(self.data)}"})
             return
-        handler.send_response(206 if requested else 200)
+        body = self.data[start:]
+        headers = {"Content-Length": str(len(body))}
         if requested:
             last = len(self.data) - 1
-            handler.send_header("Content-Range", f"bytes {start}-{last}/{len(self.data)}")
-        body = self.data[start:]
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body[: self.cut_after.pop(0)] if self.cut_after else body)
+            headers["Content-Range"] = f"bytes {start}-{last}/{len(self.data)}"
+        sent = body[: self.cut_after.pop(0)] if self.cut_after else body
+        handler.reply(sent, 206 if requested else 200, headers=headers)
         handler.close_connection = True
 
 
@@ -57,20 +53,10 @@ def serving(data: bytes, name: str = "file.json") -> Iterator[FileServer]:
     """A server on a free port of this machine."""
     served = FileServer(data)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Serving(Handler):
         def do_GET(self) -> None:
-            served.reply(self)
+            served.answer(self)
 
-        def log_message(self, *args: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    served.url = f"http://127.0.0.1:{server.server_port}/{name}"
-    try:
+    with listening(Serving) as url:
+        served.url = f"{url}/{name}"
         yield served
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

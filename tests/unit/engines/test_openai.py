@@ -3,10 +3,7 @@
 import asyncio
 import json
 import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +16,7 @@ from memagent.engines.openai import EndpointEngine, _certificates, open_endpoint
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
 from memagent.tokens.tokenizers import tokenizer_for_model
 from memagent.types import Sampling, Usage
+from tests.support.handlers import Handler, listening
 from tests.support.loopback import Endpoint, running
 
 MESSAGES = [{"role": "user", "content": 'What is the code of "amber"?'}]
@@ -306,14 +304,14 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
     assert key not in str(refused.value)
 
 
-class NewerModel(BaseHTTPRequestHandler):
+class NewerModel(Handler):
     """Takes `max_completion_tokens` only, as newer OpenAI models do."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
     carried: ClassVar[list[dict[str, str]]] = []
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = json.loads(self.body())
         self.asked.append(body)
         self.carried.append({name.lower(): value for name, value in self.headers.items()})
         if "max_tokens" in body:
@@ -323,16 +321,7 @@ class NewerModel(BaseHTTPRequestHandler):
             self._reply(200, {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]})
 
     def _reply(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "text/plain")
-        self.send_header("Set-Cookie", "visitor=7")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        self.reply(body, status, headers={"Content-Type": "text/plain", "Set-Cookie": "visitor=7"})
 
 
 @pytest.fixture
@@ -340,11 +329,11 @@ def newer_model() -> Iterator[str]:
     """The address of a NewerModel."""
     NewerModel.asked.clear()
     NewerModel.carried.clear()
-    with serving(NewerModel) as host:
+    with listening(NewerModel) as host:
         yield f"{host}/v1"
 
 
-class NotFound(BaseHTTPRequestHandler):
+class NotFound(Handler):
     """Has nothing at any path."""
 
     def do_GET(self) -> None:
@@ -352,29 +341,12 @@ class NotFound(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def not_found() -> Iterator[str]:
     """The address of a host that has no such path."""
-    with serving(NotFound) as host:
+    with listening(NotFound) as host:
         yield host
-
-
-@contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address of a server with this handler."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class ErrorInside(NewerModel):
@@ -413,7 +385,7 @@ async def test_an_error_in_a_reply_with_status_200_is_told_and_taken_as_what_it_
     monkeypatch: pytest.MonkeyPatch, error: object, kind: type[Exception], message: str
 ) -> None:
     monkeypatch.setattr(ErrorInside, "error", error)
-    with serving(ErrorInside) as host:
+    with listening(ErrorInside) as host:
         config = EngineConfig(model="m", base_url=f"{host}/v1", patience=0.0)
         engine = EndpointEngine(config)
         with pytest.raises(kind, match=message) as raised:

