@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -228,13 +227,6 @@ def test_the_ruler_table_in_small(tmp_path: Path) -> None:
     assert len(scores) == 3
 
 
-def test_both_tables_fit_one_report() -> None:
-    """Runs whose lengths are counted by different tokenizers are refused by reports."""
-    suites = [read_suite(SUITES / f"{name}.toml") for name in ("hotpotqa", "ruler")]
-    assert {suite.length_tokenizer for suite in suites} == {"Qwen/Qwen2.5-0.5B-Instruct"}
-    assert suites[0].agent == suites[1].agent
-
-
 def test_answers_can_be_stopped_after_rulers_own_number_of_tokens() -> None:
     stopped = plan_items(read_suite(SUITES / "ruler.toml", changes=["reply_limit=generated"]))
     assert {(i.task, i.source.generated_tokens) for i in stopped.items} >= {
@@ -249,16 +241,6 @@ def test_answers_can_be_stopped_after_rulers_own_number_of_tokens() -> None:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_the_suites_have_every_cell_of_the_tables() -> None:
-    cells: Counter[tuple[str, int | None]] = Counter()
-    for name in ("hotpotqa", "ruler"):
-        suite = read_suite(SUITES / f"{name}.toml", changes=["length_tokenizer=bytes"])
-        cells += Counter((item.task, item.target_tokens) for item in plan_items(suite).items)
-    assert len([task for task, _ in cells if task == "hotpotqa"]) == 10
-    assert len(cells) == 10 + 10 * 7 + 6
-    assert set(cells.values()) == {128}
-
-
 def test_a_dry_run_describes_the_questions_and_opens_the_sources(
     files: HotpotFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,27 +251,6 @@ def test_a_dry_run_describes_the_questions_and_opens_the_sources(
     out = capsys.readouterr().out
     assert out.count("hotpotqa, ") == 1
     assert "vllm:Qwen/Qwen2.5-7B and vllm:Qwen/Qwen2.5-7B-Instruct do not answer" in out
-
-
-def test_the_command_runs_a_table_in_small(
-    files: HotpotFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = [
-        *SMALL,
-        "tasks.0.docs=[5]",
-        'selection.engines=["scripted"]',
-        "selection.candidates=4",
-    ]
-    arguments = [
-        *("eval", str(SUITES / "hotpotqa.toml"), "--engine", "scripted", "--num", "2", "--quiet"),
-        *(part for change in changes for part in ("--set", change)),
-        *(part for name in ("dev", "paragraphs") for part in source(files, name)),
-        *("--run-dir", str(tmp_path / "run")),
-    ]
-    assert run(arguments) == 0
-    assert "hotpotqa" in capsys.readouterr().out
-    assert [r.grader for r in read_items(tmp_path / "run")] == ["original_sub_em"] * 2
-    assert run(["eval", "--resume", str(tmp_path / "run"), "--quiet"]) == 0
 
 
 def source(files: HotpotFiles, name: str) -> tuple[str, str]:
@@ -315,13 +276,3 @@ def test_without_the_models_tokenizer_exact_windows_are_refused_at_once(
     assert run([*arguments, "--run-dir", str(tmp_path / "run")]) == 2
     assert "--set section_ends=exact needs the tokenizer of scripted" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_a_template_file_that_is_wrong_is_found_before_anything_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = tmp_path / "mine.toml"
-    broken.write_text('read = "{question} {memory} {chunk}"\nanswer = "{question} {memory}"\n')
-    arguments = ["eval", str(SUITES / "ruler.toml"), "--engine", "scripted", "--dry-run"]
-    assert run([*arguments, "--set", "length_tokenizer=bytes", "--set", f"prompts={broken}"]) == 2
-    assert "read has an unknown slot {chunk}" in capsys.readouterr().err

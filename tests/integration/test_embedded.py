@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from memagent.agent.trace import Trace
 from memagent.engines import store
 from memagent.engines.store import KNOWN, Carried
-from tests.integration.conftest import CODE, FACT, QUESTION, SMALL_SECTIONS, Cli, Outcome, story
+from tests.integration.conftest import FACT, QUESTION, Cli, Outcome, story
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 from tests.support.wheels import TINY_FILE, make_wheel
@@ -97,25 +96,6 @@ def test_without_an_endpoint_the_embedded_model_reads_and_says_so(
     assert {name: kept["agent"][name] for name in settings} == settings
 
 
-def test_quiet_says_nothing(here: Call, data: Path, note: Path) -> None:
-    outcome = here("ask", note, "-q", QUESTION, "--quiet", *SHORT)
-
-    assert (outcome.code, outcome.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    "names", [("MEMAGENT_BASE_URL",), ("OPENAI_BASE_URL", "OPENAI_API_KEY")], ids=str
-)
-def test_an_endpoint_in_the_environment_comes_first(
-    here: Call, empty_data: Path, note: Path, endpoint: Endpoint, names: tuple[str, ...]
-) -> None:
-    env = {name: "a-key" if "KEY" in name else endpoint.base_url for name in names}
-    outcome = here("ask", note, "-q", QUESTION, *SMALL_SECTIONS, env=env)
-
-    assert (outcome.code, outcome.stdout) == (0, f"{CODE}\n")
-    assert "embedded" not in outcome.stderr
-
-
 @pytest.mark.parametrize("name", ["URL", "API_KEY", "OPENAI_API_KEY", "MEMAGENT_API_KEY"])
 def test_a_key_or_a_generic_address_alone_sends_nothing_away(
     here: Call, data: Path, note: Path, endpoint: Endpoint, name: str
@@ -151,21 +131,6 @@ def test_options_of_a_local_model_go_with_the_embedded_one(
     assert outcome.code == 2
     assert outcome.said[0] == NOTE_LINE
     assert "device 'nonsense' cannot be used here" in outcome.stderr
-
-
-def test_without_the_extra_both_remedies_are_named(
-    here: Call, data: Path, note: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    outcome = here("ask", note, "-q", QUESTION)
-
-    assert outcome == (
-        2,
-        "",
-        'memagent: the local engine needs xllamacpp; install it with pip install "memagent[local]", '
-        "or name an endpoint with --base-url\n",
-    )
 
 
 # --- fetched on its first use ---------------------------------------------------------------------
