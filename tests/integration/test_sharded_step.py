@@ -1,9 +1,6 @@
-"""Two processes that share a model: together they have the gradient of one."""
+"""Two processes that share a model: together they have the gradient of one, and make its optimizer steps."""
 
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,10 @@ from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.update.packing import pack, share_out
 from memagent.rl.update.policy import Policy, accumulate
 from memagent.rl.update.rows import rows_of
+from tests.support.gloo_ranks import make_model, run_ranks, stepped
 from tests.support.rollouts import random_groups
 from tests.support.tiny_models import make_tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM_RANKS = 2
 
 
@@ -34,30 +31,29 @@ def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
     assert [len(one.targets) > 0 for one in parts[1]] == [True, True]
     accumulate(Policy(model), packs, objective)
     (tmp_path / "rows.pickle").write_bytes(pickle.dumps(rows))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.support.gloo_ranks"]
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(NUM_RANKS), str(tmp_path)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(NUM_RANKS)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(outputs)
-    for rank in range(NUM_RANKS):
-        found = torch.load(tmp_path / f"gradient-{rank}.pt")
+    for found in run_ranks("gradient", NUM_RANKS, tmp_path):
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
             scale = parameter.grad.norm()
             assert scale > 0
             assert (found[name] - parameter.grad).norm() / scale < 1e-6, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02)], ids=str
+)
+def test_two_processes_step_as_one(tmp_path: Path, dtype: torch.dtype, tolerance: float) -> None:
+    expected = stepped(make_model(dtype))
+    name = str(dtype).removeprefix("torch.")
+    for found in run_ranks("steps", NUM_RANKS, tmp_path, name):
+        for one, other in zip(found["metrics"], expected["metrics"], strict=True):
+            assert one == pytest.approx(other, rel=tolerance)
+            assert other["grad_norm"] > 0.5  # it was clipped, with the norm of all shards
+        for part in ("weights", "state"):
+            assert found[part].keys() == expected[part].keys()
+            for name, value in expected[part].items():
+                assert found[part][name].dtype == value.dtype
+                torch.testing.assert_close(
+                    found[part][name], value, rtol=tolerance, atol=tolerance, msg=name
+                )
