@@ -32,10 +32,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -268,7 +266,7 @@ class Request(NamedTuple):
     target: str
     headers: dict[str, str]
     """Names in lower case."""
-    body: bytes | bytearray
+    body: bytes
 
     @property
     def path(self) -> str:
@@ -279,32 +277,18 @@ class Request(NamedTuple):
         return next((name for name in ("authorization", "api-key") if name in self.headers), None)
 
 
-def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
-    request_line, *lines = head.decode("latin-1").split("\r\n")
+async def read_request(reader: asyncio.StreamReader) -> Request:
+    """The next request: HTTP/1.1 with a Content-Length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    request_line, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     method, target, _ = request_line.split(" ", 2)
     pairs = (line.partition(":") for line in lines)
-    return method, target, {name.lower(): value.strip() for name, _, value in pairs}
+    headers = {name.lower(): value.strip() for name, _, value in pairs}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Request(method, target, headers, body)
 
 
 # --- the server -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    model: str
-    root: str | None
-    max_model_len: int | None
-    api_key: str | None
-    """None: any key, or none, will do."""
-    context_window: int | None
-    """In words * 1.3; None: prompts of any length."""
-    faults: dict[str, float]
-    seed: int
-    retry_after: float
-    stall_seconds: float
-    latency_seconds: float
-    max_concurrency: int | None
-    """Calls answered at the same time; later ones wait in line. None: no limit."""
 
 
 class CallLog:
@@ -333,26 +317,43 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@dataclass
 class Server:
     """What all connections share."""
 
-    settings: Settings
-    reply: Callable[[Prompt], Reply]
-    log: CallLog
-    num_active: int = 0
-    waiting: deque[Callable[[], None]] = field(default_factory=deque)
-    call_seconds: float = 0.0
-    first_at: float | None = None
-    changed_at: float = 0.0
+    def __init__(self, settings: argparse.Namespace) -> None:
+        self.settings = settings
+        self.reply = make_reply(settings.reply, reply_chars=settings.reply_chars)
+        self.log = CallLog(settings.log)
+        self.places = asyncio.Semaphore(settings.max_concurrency or sys.maxsize)
+        self.num_open = 0
+        """Calls being answered, and those that wait for a place."""
+        self.num_active = 0
+        self.call_seconds = 0.0
+        self.first_at: float | None = None
+        self.changed_at = 0.0
 
-    def count_time(self) -> None:
-        """Add the time since the last change for each call under way."""
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """One of the places of calls that are answered at the same time."""
+        self.num_open += 1
+        try:
+            async with self.places:
+                self.count_time(started=1)
+                try:
+                    yield
+                finally:
+                    self.count_time(started=-1)
+        finally:
+            self.num_open -= 1
+
+    def count_time(self, *, started: int) -> None:
+        """Add the time since the last change for each call under way, of which there is now one more or less."""
         now = time.monotonic()
         if self.first_at is None:
             self.first_at = self.changed_at = now
         self.call_seconds += self.num_active * (now - self.changed_at)
         self.changed_at = now
+        self.num_active += started
 
     def stats_body(self) -> bytes:
         span = 0.0 if self.first_at is None else self.changed_at - self.first_at
@@ -362,23 +363,6 @@ class Server:
             "span_seconds": span,
         }
         return json.dumps(stats).encode()
-
-    def admit(self, start: Callable[[], None]) -> None:
-        """Start now, or when one of the calls before it has been answered."""
-        limit = self.settings.max_concurrency
-        if limit is not None and self.num_active >= limit:
-            self.waiting.append(start)
-            return
-        self.count_time()
-        self.num_active += 1
-        start()
-
-    def release(self) -> None:
-        self.count_time()
-        self.num_active -= 1
-        if self.waiting:
-            self.num_active += 1
-            self.waiting.popleft()()
 
     def check_key(self, request: Request) -> Refusal | None:
         if self.settings.api_key is None:
@@ -425,80 +409,47 @@ class Server:
         return json.dumps({"object": "list", "data": [model]}).encode()
 
 
-class Connection(asyncio.Protocol):
-    """One client connection: HTTP/1.1 with Content-Length bodies, one request at a time."""
+class Connection(asyncio.StreamReaderProtocol):
+    """One client, whose requests are answered one after the other."""
 
     def __init__(self, server: Server) -> None:
+        super().__init__(asyncio.StreamReader(), self.accept)
         self.server = server
-        self.transport: Any = None
-        self.buffer = bytearray()
-        self.head: tuple[str, str, dict[str, str]] | None = None
-        self.is_busy = False
-        """A request is being answered; what arrives meanwhile stays in the buffer."""
-        self.is_write_paused = False
-        self.on_gone: Callable[[], None] | None = None
-        """What to do when the client leaves before its reply is written."""
-        self.is_last = False
-        """The client asked for the connection to be closed after this reply."""
-        self.on_written: Callable[[], None] | None = None
+        self.settings = server.settings
 
-    # transport events
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        writer.transport.set_write_buffer_limits(high=0)  # drained means: all is with the kernel
+        self.conversation = asyncio.create_task(self.converse())
 
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        transport.set_write_buffer_limits(high=0)  # paused means: not all bytes are with the kernel
-
-    def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        if not self.is_busy:
-            self.next_request()
-
-    def pause_writing(self) -> None:
-        self.is_write_paused = True
-
-    def resume_writing(self) -> None:
-        self.is_write_paused = False
-        self.finish_write()
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False  # whoever sends no more is gone
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.on_written = None
-        if self.on_gone is not None:
-            on_gone, self.on_gone = self.on_gone, None
-            on_gone()
+        self.conversation.cancel()
+        super().connection_lost(exc)
 
-    # requests
+    async def converse(self) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while not self.writer.is_closing():
+                request = await read_request(self.reader)
+                if request.method == "POST" and request.path.endswith(CHAT_PATH):
+                    await self.answer_call(request)
+                else:
+                    await self.answer_other(request)
+                if request.headers.get("connection", "").lower() == "close":
+                    self.writer.close()
 
-    def next_request(self) -> None:
-        request = self.take_request()
-        if request is None:
-            return
-        self.is_busy = True
-        if request.method == "POST" and request.path.endswith(CHAT_PATH):
-            Call(self, request).arrive()
-        else:
-            self.answer_other(request)
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
 
-    def take_request(self) -> Request | None:
-        """The next whole request in the buffer; None while some of it is still on its way."""
-        if self.head is None:
-            end = self.buffer.find(b"\r\n\r\n")
-            if end < 0:
-                return None
-            self.head = parse_head(bytes(self.buffer[:end]))
-            del self.buffer[: end + 4]
-        method, target, headers = self.head
-        num_bytes = int(headers.get("content-length", 0))
-        if len(self.buffer) < num_bytes:
-            return None
-        self.head = None
-        self.is_last = headers.get("connection", "").lower() == "close"
-        body, self.buffer = self.buffer, bytearray()
-        if len(body) > num_bytes:
-            self.buffer += body[num_bytes:]
-            del body[num_bytes:]
-        return Request(method, target, headers, body)
+    async def refuse(self, record: dict[str, Any], refusal: Refusal, *, headers: str = "") -> None:
+        self.server.log.write(record, str(refusal.status))
+        await self.send(response_bytes(refusal.status, error_body(refusal), headers=headers))
 
-    def answer_other(self, request: Request) -> None:
+    async def answer_other(self, request: Request) -> None:
         record = {
             "n": None,
             "sha": None,
@@ -506,172 +457,97 @@ class Connection(asyncio.Protocol):
             "path": request.target,
             "auth": request.auth_header,
         }
-        if request.path == STATS_PATH:
-            self.send(response_bytes(200, self.server.stats_body()))
-            return
         refusal = self.server.check_key(request)
-        if request.method != "GET" or not request.path.endswith(MODELS_PATH):
-            refusal = Refusal(404, f"Invalid URL ({request.method} {request.path})")
-        if refusal is not None:
-            self.server.log.write(record, str(refusal.status))
-            self.send(response_bytes(refusal.status, error_body(refusal)))
-            return
-        body = response_bytes(200, self.server.models_body())
-        self.send(body, lambda: self.server.log.write(record, "ok"))
+        if request.path == STATS_PATH:
+            await self.send(response_bytes(200, self.server.stats_body()))
+        elif request.method != "GET" or not request.path.endswith(MODELS_PATH):
+            message = f"Invalid URL ({request.method} {request.path})"
+            await self.refuse(record, Refusal(404, message))
+        elif refusal is not None:
+            await self.refuse(record, refusal)
+        else:
+            await self.send(response_bytes(200, self.server.models_body()))
+            self.server.log.write(record, "ok")
 
-    # replies
-
-    def send(self, data: bytes, on_written: Callable[[], None] | None = None) -> None:
-        """Write a whole response; then call `on_written` and take the next request."""
-        self.on_written = on_written or (lambda: None)
-        self.transport.write(data)
-        if not self.is_write_paused:
-            self.finish_write()
-
-    def finish_write(self) -> None:
-        if self.on_written is None:
-            return
-        on_written, self.on_written = self.on_written, None
-        on_written()
-        if self.is_last:
-            self.transport.close()
-            return
-        self.is_busy = False
-        self.next_request()
-
-    def reset(self) -> None:
-        sock = self.transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        self.transport.abort()
-
-
-class Call:
-    """One chat call, from its arrival to its line in the log."""
-
-    def __init__(self, connection: Connection, request: Request) -> None:
-        self.connection = connection
-        self.server = connection.server
-        self.settings = connection.server.settings
-        self.request = request
-        self.n = self.server.log.next_number()
-        self.prompt = Prompt("", "", None)
-        self.record: dict[str, Any] = {}
-        self.timer: asyncio.TimerHandle | None = None
-        self.is_started = False
-        self.is_gone = False
-
-    def arrive(self) -> None:
-        asked, refusal = self.parse()
-        self.record = {
-            "n": self.n,
-            "sha": messages_sha(asked.get("messages"))
-            if self.server.log.file is not None
-            else None,
-            "prompt_chars": len(self.prompt.text),
-            "path": self.request.target,
-            "auth": self.request.auth_header,
-            "inflight": self.server.num_active + len(self.server.waiting) + 1,
+    async def answer_call(self, request: Request) -> None:
+        server = self.server
+        n = server.log.next_number()
+        asked, prompt, refusal = self.parse_call(request)
+        record = {
+            "n": n,
+            "sha": messages_sha(asked.get("messages")) if server.log.file is not None else None,
+            "prompt_chars": len(prompt.text),
+            "path": request.target,
+            "auth": request.auth_header,
+            "inflight": server.num_open + 1,
         }
         if refusal is not None:
-            self.refuse(refusal)
+            await self.refuse(record, refusal)
             return
-        fault = draw_fault(self.settings.faults, seed=self.settings.seed, n=self.n)
+        fault = draw_fault(self.settings.faults, seed=self.settings.seed, n=n)
         if fault is not None:
-            self.fail(fault)
+            await self.fail(fault, n, prompt, record)
             return
-        self.connection.on_gone = self.client_left
-        self.server.admit(self.start)
-
-    def parse(self) -> tuple[dict[str, Any], Refusal | None]:
-        refusal = self.server.check_key(self.request)
         try:
-            asked = json.loads(self.request.body)
-            self.prompt = read_prompt(asked)
+            async with server.place():
+                if self.settings.latency_ms:
+                    await asyncio.sleep(self.settings.latency_ms / 1000)
+                body = self.body(server.reply(prompt), n, prompt)
+                await self.send(response_bytes(200, body))
+                server.log.write(record, "ok")
+        except (asyncio.CancelledError, ConnectionError):
+            server.log.write(record, "client_left")
+            raise
+
+    def parse_call(self, request: Request) -> tuple[dict[str, Any], Prompt, Refusal | None]:
+        refusal = self.server.check_key(request)
+        try:
+            asked = json.loads(request.body)
+            prompt = read_prompt(asked)
         except (ValueError, KeyError, TypeError, AttributeError):
-            return {}, refusal or Refusal(400, "We could not parse the JSON body of your request.")
-        refusal = refusal or self.server.check_model(self.request, asked)
-        return asked, refusal or self.server.check_length(self.prompt)
+            wrong = Refusal(400, "We could not parse the JSON body of your request.")
+            return {}, Prompt("", "", None), refusal or wrong
+        refusal = refusal or self.server.check_model(request, asked)
+        return asked, prompt, refusal or self.server.check_length(prompt)
 
-    def refuse(self, refusal: Refusal, *, headers: str = "") -> None:
-        self.server.log.write(self.record, str(refusal.status))
-        self.connection.send(response_bytes(refusal.status, error_body(refusal), headers=headers))
+    def body(self, reply: Reply, n: int, prompt: Prompt) -> bytes:
+        return completion_body(reply, n=n, model=self.settings.model, prompt_chars=len(prompt.text))
 
-    # faults: logged on arrival
-
-    def fail(self, fault: str) -> None:
-        if fault.isdigit():
-            self.fail_with_status(int(fault))
-            return
-        self.server.log.write(self.record, fault)
-        getattr(self, f"fault_{fault}")()
-
-    def fail_with_status(self, status: int) -> None:
-        if status == 429:
+    async def fail(self, fault: str, n: int, prompt: Prompt, record: dict[str, Any]) -> None:
+        """Faults are logged on arrival."""
+        if fault == "429":
             refusal = Refusal(429, "Rate limit reached.", "requests", code="rate_limit_exceeded")
-            self.refuse(refusal, headers=f"Retry-After: {self.settings.retry_after:g}\r\n")
+            wait = f"Retry-After: {self.settings.retry_after:g}\r\n"
+            await self.refuse(record, refusal, headers=wait)
             return
-        self.refuse(Refusal(status, "The server had an error.", "server_error"))
-
-    def fault_reset(self) -> None:
-        self.connection.reset()
-
-    def fault_stall(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.timer = loop.call_later(self.settings.stall_seconds, self.connection.transport.close)
-        self.connection.on_gone = self.timer.cancel
-
-    def fault_malformed(self) -> None:
-        broken = self.body(Reply("This reply is never closed"))[:-40]
-        self.connection.send(response_bytes(200, broken))
-
-    def fault_empty(self) -> None:
-        self.connection.send(response_bytes(200, self.body(Reply(""))))
-
-    def fault_cut(self) -> None:
-        whole = response_bytes(200, self.body(Reply("This reply is cut in the middle.")))
-        self.connection.transport.write(whole[:-60])
-        self.connection.transport.close()
-
-    # the good case: logged when the reply has been written
-
-    def start(self) -> None:
-        self.is_started = True
-        if self.is_gone:
-            self.server.release()
-        elif self.settings.latency_seconds == 0:
-            self.answer()
+        if fault.isdigit():
+            await self.refuse(
+                record, Refusal(int(fault), "The server had an error.", "server_error")
+            )
+            return
+        self.server.log.write(record, fault)
+        if fault == "reset":
+            sock = self.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            self.writer.transport.abort()
+        elif fault == "stall":
+            await asyncio.sleep(self.settings.stall_seconds)
+            self.writer.close()
+        elif fault == "cut":
+            whole = response_bytes(200, self.body(Reply("This reply is cut off."), n, prompt))
+            self.writer.write(whole[:-60])
+            self.writer.close()
+        elif fault == "malformed":
+            broken = self.body(Reply("This reply is never closed"), n, prompt)[:-40]
+            await self.send(response_bytes(200, broken))
         else:
-            loop = asyncio.get_running_loop()
-            self.timer = loop.call_later(self.settings.latency_seconds, self.answer)
-
-    def answer(self) -> None:
-        self.timer = None
-        data = response_bytes(200, self.body(self.server.reply(self.prompt)))
-        self.connection.send(data, self.answered)
-
-    def answered(self) -> None:
-        self.connection.on_gone = None
-        self.server.log.write(self.record, "ok")
-        self.server.release()
-
-    def client_left(self) -> None:
-        self.is_gone = True
-        self.server.log.write(self.record, "client_left")
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.is_started:
-            self.server.release()
-
-    def body(self, reply: Reply) -> bytes:
-        return completion_body(
-            reply, n=self.n, model=self.settings.model, prompt_chars=len(self.prompt.text)
-        )
+            await self.send(response_bytes(200, self.body(Reply(""), n, prompt)))
 
 
-async def serve(server: Server, *, port: int) -> None:
-    loop = asyncio.get_running_loop()
-    listener = await loop.create_server(
-        lambda: Connection(server), "127.0.0.1", port, reuse_address=True, backlog=1024
+async def serve(settings: argparse.Namespace) -> None:
+    server = Server(settings)
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: Connection(server), "127.0.0.1", settings.port, reuse_address=True, backlog=1024
     )
     sys.stdout.write(json.dumps({"port": listener.sockets[0].getsockname()[1]}) + "\n")
     sys.stdout.flush()
@@ -683,9 +559,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--port", type=int, default=0, help="0: any free port")
-    log = parser.add_mutually_exclusive_group(required=True)
-    log.add_argument("--log", type=Path, help="file to append one JSON line per call to")
-    log.add_argument("--no-log", action="store_true")
+    add("--log", type=Path, help="file to append one JSON line per call to")
     add("--reply", choices=("keyword", "echo", "fixed"), default="keyword")
     add("--reply-chars", type=int, default=400, help="length of the fixed reply")
     add("--faults", type=parse_faults, default={}, help='such as "500=0.05,429=0.03,stall=0.01"')
@@ -702,28 +576,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def make_server(arguments: argparse.Namespace) -> Server:
-    settings = Settings(
-        model=arguments.model,
-        root=arguments.root,
-        max_model_len=arguments.max_model_len,
-        api_key=arguments.api_key,
-        context_window=arguments.context_window,
-        faults=arguments.faults,
-        seed=arguments.seed,
-        retry_after=arguments.retry_after,
-        stall_seconds=arguments.stall_seconds,
-        latency_seconds=arguments.latency_ms / 1000,
-        max_concurrency=arguments.max_concurrency,
-    )
-    reply = make_reply(arguments.reply, reply_chars=arguments.reply_chars)
-    return Server(settings, reply, CallLog(arguments.log))
-
-
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse_arguments(argv)
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve(make_server(arguments), port=arguments.port))
+        asyncio.run(serve(parse_arguments(argv)))
 
 
 # --- for tests: the server in its own process -----------------------------------------------------
@@ -798,8 +653,8 @@ class Endpoint:
 def running(log: Path | str | None = None, **options: object) -> Iterator[Endpoint]:
     """A loopback endpoint in its own process; options are the flags, such as `latency_ms=5`."""
     log = None if log is None else Path(log).resolve()
-    arguments = ["--no-log"] if log is None else ["--log", str(log)]
-    for name, value in options.items():
+    arguments = []
+    for name, value in {"log": log, **options}.items():
         if value is not None:
             arguments += [f"--{name.replace('_', '-')}", str(value)]
     endpoint = Endpoint(log, arguments)
