@@ -27,6 +27,18 @@ def test_a_benchmark_of_training_runs(
         assert result["metrics"]["mismatch_max"] < 0.02
 
 
+def test_a_step_of_rollouts_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["decoding", "--smoke"])
+    importlib.import_module("benchmarks.decoding").main()
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.startswith("model  load")
+    seconds, prompt_seconds, clock = map(float, row.split()[4:7])
+    assert seconds > prompt_seconds > 0
+    assert clock > 0
+
+
 def test_a_step_of_a_reader_is_measured_with_and_without_an_adapter(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
