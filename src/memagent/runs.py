@@ -257,14 +257,6 @@ def stored_usage(values: Any) -> Usage:
     return Usage(**_UsageShape.model_validate(values).model_dump())
 
 
-def check_manifest(
-    manifest: dict[str, Any], shape: type[ManifestShape], path: Path
-) -> dict[str, Any]:
-    """The manifest of the run at `path`. Raises RunError where it has not the shape."""
-    parse_manifest(manifest, shape, path)
-    return manifest
-
-
 def parse_manifest(manifest: Mapping[str, Any], shape: type[Shape], path: Path) -> Shape:
     """The manifest of the run at `path` as a record. Raises RunError where it is damaged."""
     try:

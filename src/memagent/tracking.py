@@ -84,8 +84,15 @@ class Tracker:
     def log(self, step: int, metrics: Mapping[str, float], *, kind: str = "train") -> None:
         """Write the metrics of a step to disk and to the dashboards."""
         assert not {"step", "kind"} & metrics.keys(), "step and kind are reserved"
-        values = {key: _number(metrics[key]) for key in sorted(metrics)}
-        written = {key: _json_value(value) for key, value in values.items()}
+        # numbers of other libraries become our own
+        values = {
+            key: value if isinstance(value := metrics[key], int) else float(value)
+            for key in sorted(metrics)
+        }
+        written = {
+            key: value if math.isfinite(value) else json.dumps(value)
+            for key, value in values.items()
+        }
         line = json.dumps({"step": step, "kind": kind, **written}, ensure_ascii=False)
         try:
             self._file.append(line.encode())
@@ -158,17 +165,6 @@ def _opened(
     return file, records[:num_kept], records[num_kept:]
 
 
-def _number(value: float) -> float:
-    """Convert scalars of other libraries."""
-    return value if isinstance(value, int) else float(value)
-
-
-def _json_value(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 def _from_json(record: dict[str, Any]) -> dict[str, Any]:
     return {
         key: float(value) if key != "kind" and value in NOT_FINITE else value
@@ -236,11 +232,14 @@ class _Wandb:
     def __init__(self, folder: Path, *, config: Mapping[str, Any], name: str) -> None:
         wandb = import_module("wandb")
         make_folder(folder, "wandb")  # it writes there
+        path = folder / WANDB_ID
+        if not path.exists():
+            write_atomically(path, secrets.token_hex(4).encode())
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "memagent"),
                 name=os.environ.get("WANDB_NAME", name),
-                id=_wandb_id(folder / WANDB_ID),
+                id=read_file(path).decode("utf-8", "replace"),
                 resume="allow",
                 dir=str(folder),
                 config=dict(config),
@@ -272,9 +271,3 @@ def _has_tensorboard() -> bool:
     except ModuleNotFoundError:
         return False
     return True
-
-
-def _wandb_id(path: Path) -> str:
-    if not path.exists():
-        write_atomically(path, secrets.token_hex(4).encode())
-    return read_file(path).decode("utf-8", "replace")

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.rl.warmstart.conversations import Conversation
-from memagent.rl.warmstart.rows import tokenized
+from memagent.rl.warmstart.lessons import tokenized
 from memagent.tokens.control import ControlTokens
 from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Message

@@ -20,7 +20,7 @@ from memagent.config import AgentConfig
 from memagent.documents.document import Document
 from memagent.errors import RunError
 from memagent.replies import REPLIES, Replies
-from memagent.runs import MANIFEST, ManifestShape, Run, check_manifest, read_manifest
+from memagent.runs import MANIFEST, ManifestShape, Run, parse_manifest, read_manifest
 
 KIND = "ask"
 FREE_SETTINGS = ("prompts", "answer_tokens", "ledger_tokens")
@@ -114,7 +114,8 @@ def read_reading(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
     if manifest.get("kind") != KIND:
         raise RunError(f"cannot resume {path}: {_another_kind(manifest)}; start a new run for it")
-    return check_manifest(manifest, ReadingShape, path)
+    parse_manifest(manifest, ReadingShape, path)
+    return manifest
 
 
 class Journal:

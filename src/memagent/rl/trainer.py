@@ -48,8 +48,7 @@ from memagent.rl.setup import SCRATCH, Setup, open_setup
 from memagent.rl.update.advantages import group_advantages, has_signal
 from memagent.rl.update.agreement import check_agreement, check_longer
 from memagent.rl.update.metrics import group_metrics, staleness_metrics, task_metrics
-from memagent.rl.warmstart.lessons import ahead
-from memagent.rl.warmstart.rows import sft_rows
+from memagent.rl.warmstart.lessons import ahead, sft_rows
 from memagent.rl.weights.checkpoint import (
     best_of_run,
     disk_errors,

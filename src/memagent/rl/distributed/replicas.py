@@ -104,10 +104,8 @@ class Replica(HostedEngine, Protocol):
         ...
 
 
-class OpenReplica(Protocol):
-    """Opens a replica, on its node."""
-
-    def __call__(self) -> Replica: ...
+OpenReplica = Callable[[], Replica]
+"""Opens a replica, on its node."""
 
 
 class TrainedReplica(EngineReplica):

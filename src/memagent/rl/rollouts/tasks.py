@@ -178,7 +178,21 @@ class TaskStream:
 
     def draw(self, num: int) -> list[Example]:
         """The next tasks, with their texts."""
-        return [self._example(*self._next()) for _ in range(num)]
+        found = []
+        for _ in range(num):
+            number, index = self._next()
+            source = self._sources[number]
+            available = source.examples.num_available
+            if available is None:
+                found.append(source.examples.example(index))
+                continue
+            pass_number, place = divmod(index, available)
+            order = shuffled(available, self._seed, source.name, pass_number)
+            example = source.examples.example(order[place])
+            if pass_number:
+                example = replace(example, id=f"{example.id}~{pass_number}")
+            found.append(example)
+        return found
 
     def _next(self) -> tuple[int, int]:
         """Source of the next task, and its index there."""
@@ -188,18 +202,6 @@ class TaskStream:
         self._counts[number] += 1
         self.position += 1
         return number, index
-
-    def _example(self, number: int, index: int) -> Example:
-        source = self._sources[number]
-        available = source.examples.num_available
-        if available is None:
-            return source.examples.example(index)
-        pass_number, place = divmod(index, available)
-        order = shuffled(available, self._seed, source.name, pass_number)
-        example = source.examples.example(order[place])
-        if not pass_number:
-            return example
-        return replace(example, id=f"{example.id}~{pass_number}")
 
 
 class TasksAhead:

@@ -13,10 +13,9 @@ compared are compared again: a window may end in between.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
@@ -38,27 +37,10 @@ MAX_DIFFERENCE = 0.1
 """Mean difference of log-probabilities, in nats per token, that rounding in half precision stays below."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """How far engine and trainer differ over some replies, in nats per token."""
-
-    num_tokens: int
-    mean: float
-    largest: float
-    engine_logprob: float
-    """Mean log-probability of the engine."""
-    trainer_logprob: float
-
-    @property
-    def is_good(self) -> bool:
-        """Whether rounding explains the difference."""
-        return self.mean <= MAX_DIFFERENCE
-
-
 async def check_agreement(
     engine: BaseEngine, score: Score, *, temperature: float, vocabulary: int, seed: int = 0
-) -> Agreement:
-    """Have the engine sample two replies and score them. Raises ConfigError when trainer and engine disagree.
+) -> NDArray[np.float64]:
+    """Have the engine sample two replies and score them: the differences, in nats per token. Raises ConfigError when trainer and engine disagree.
 
     `score` is that of the trainer, whose model has a vocabulary of this size and computes log-probabilities
     at this temperature.
@@ -131,26 +113,19 @@ def _rows_of(samples: Sequence[Sample]) -> list[TrainingRow]:
     ]
 
 
-async def _compared(samples: Sequence[Sample], score: Score, model: str) -> Agreement:
-    """The difference between engine and trainer over rows that share a pack; refused if it is too large."""
+async def _compared(samples: Sequence[Sample], score: Score, model: str) -> NDArray[np.float64]:
+    """The differences between engine and trainer over rows that share a pack; refused if rounding does not explain them."""
     rows = _rows_of(samples)
     (one,) = pack(rows, max_tokens=num_row_tokens(rows))
-    theirs: list[float] = one.targets.behaviour.tolist()
-    (ours,) = await score([one])
-    differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
-    found = Agreement(
-        num_tokens=len(differences),
-        mean=fmean(differences),
-        largest=max(differences),
-        engine_logprob=fmean(theirs),
-        trainer_logprob=fmean(ours),
-    )
-    if not found.is_good:
+    theirs, ours = one.targets.behaviour.astype(float), np.array((await score([one]))[0])
+    differences: NDArray[np.float64] = np.abs(theirs - ours)
+    if not differences.mean() <= MAX_DIFFERENCE:
         raise ConfigError(
-            f"{model} reports log-probabilities that are not the trainer's: over {found.num_tokens} "
-            f"tokens of {len(rows)} rows of up to {max(map(len, (each.ids for each in samples)))} tokens they differ by "
-            f"{found.mean:.3f} per token (at most {MAX_DIFFERENCE:g} is expected), by up to {found.largest:.3f}; mean "
-            f"{found.engine_logprob:.3f} there, {found.trainer_logprob:.3f} here. Serve the weights of `model.source`, "
-            "without a repetition penalty; start vLLM with --generation-config vllm --logprobs-mode processed_logprobs"
+            f"{model} reports log-probabilities that are not the trainer's: over {len(differences)} "
+            f"tokens of {len(rows)} rows of up to {max(len(each.ids) for each in samples)} tokens they differ by "
+            f"{differences.mean():.3f} per token (at most {MAX_DIFFERENCE:g} is expected), by up to "
+            f"{differences.max():.3f}; mean {theirs.mean():.3f} there, {ours.mean():.3f} here. Serve the weights of "
+            "`model.source`, without a repetition penalty; start vLLM with --generation-config vllm --logprobs-mode "
+            "processed_logprobs"
         )
-    return found
+    return differences

@@ -39,7 +39,6 @@ from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import Pack, num_row_tokens, pack, share_out
 from memagent.rl.update.policy import Policy, accumulate, measure, score
 from memagent.rl.update.rows import StepRows, TrainingRow, rows_of, split_groups
-from memagent.rl.warmstart.rows import accumulate_sft
 from memagent.rl.weights.checkpoint import (
     load_weights,
     read_optimizer,
@@ -212,6 +211,25 @@ def open_policy(config: TrainConfig, trained: Trained, *, device: str | None = N
         compiled=config.update.compiled,
         device=device,
     )
+
+
+def accumulate_sft(policy: Policy, packs: Sequence[Pack], *, scale: float = 1.0) -> LossStats:
+    """Add the gradient of some packs of a step to the parameters; their statistics.
+
+    The loss of a step is minus `logprob`, the mean over its tokens. `scale` as for `accumulate`.
+    """
+    found: list[LossStats] = []
+    for one in packs:
+        logprobs = policy(one).logprobs
+        weights = torch.from_numpy(one.targets.weights).to(logprobs)
+        torch.autograd.backward((-scale * weights * logprobs).sum())
+        found.append(
+            {
+                "num_tokens": weights.new_tensor(float(len(weights))),
+                "logprob": logprobs.detach().sum(),
+            }
+        )
+    return merged(found)
 
 
 # --- the updates of a step ------------------------------------------------------------------------

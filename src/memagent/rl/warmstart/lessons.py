@@ -32,13 +32,14 @@ from memagent.rl.agents.api import AGENTS, Agent, check_outcome, open_agent, wit
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.command import is_command
 from memagent.rl.agents.expressions import calculate
+from memagent.rl.agents.recorder import Call, Turn, continued_prompt, merge_calls
 from memagent.rl.agents.session import Session
 from memagent.rl.rollouts.tasks import OpenSource, TaskStream, shuffled
 from memagent.rl.settings import SftSettings
 from memagent.rl.types import Sample
+from memagent.rl.update.rows import TrainingRow
 from memagent.rl.warmstart import traces
 from memagent.rl.warmstart.conversations import Conversation, read_conversations
-from memagent.rl.warmstart.rows import tokenized
 from memagent.rl.warmstart.traces import TraceRefused
 from memagent.tokens.tokenizers import ByteTokenizer, Tokenizer
 from memagent.types import Message, Sampling
@@ -323,3 +324,99 @@ def _rows(
     return [
         sample for one in conversations for sample in tokenized(one, model, max_tokens=max_tokens)
     ]
+
+
+# --- rows of tokens -------------------------------------------------------------------------------
+
+#     Conversation ─▶ tokenized ─▶ Sample* ─▶ sft_rows ─▶ TrainingRow* ─▶ `Learner.fit`
+# Tokens are those of a rollout with the same replies: the prompt as the engine sends it, the reply, the token
+# that ends it. A conversation of several replies is one row where its prompts extend each other, by the
+# rules of `recorder.py`.
+
+
+def tokenized(
+    conversation: Conversation, loaded: LoadedModel, *, max_tokens: int
+) -> tuple[Sample, ...]:
+    """The rows of a conversation. Every reply of the assistant carries loss.
+
+    A conversation that exceeds `max_tokens`, the limit of a packed sequence, or the window of the model is
+    refused: training on half a reply would teach the model to stop there.
+    """
+    end = end_id(loaded)
+    calls: list[Call] = []
+    turn: Turn | None = None
+    for place, message in enumerate(conversation.messages):
+        if message["role"] != "assistant":
+            continue
+        turn = _turn(conversation, place, loaded, end, before=turn)
+        calls.append(turn.call)
+    _check_length(conversation, max(len(call.ids) for call in calls), loaded, max_tokens)
+    return merge_calls(calls)
+
+
+def sft_rows(examples: Sequence[Sequence[Sample]]) -> tuple[TrainingRow, ...]:
+    """The rows of one optimizer step, from the samples of each example; all tokens have the same weight, together 1."""
+    total = sum(sample.num_sampled for samples in examples for sample in samples)
+    return tuple(
+        TrainingRow(sample=sample, group=number, rollout=number, advantage=1.0, weight=1 / total)
+        for number, samples in enumerate(examples)
+        for sample in samples
+    )
+
+
+def end_id(loaded: LoadedModel) -> int:
+    """The token that ends a reply: the chat template's if it is an end token of the model."""
+    if not loaded.eos_ids:
+        raise ConfigError(
+            f"{loaded.name} has no end token; set eos_token_id in its generation_config.json"
+        )
+    probe: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    written = loaded.vocabulary.encode(loaded.vocabulary.rendered(probe, is_open=False))
+    return next(
+        (token for token in reversed(written) if token in loaded.eos_ids), loaded.eos_ids[0]
+    )
+
+
+def _turn(
+    conversation: Conversation, place: int, loaded: LoadedModel, end: int, *, before: Turn | None
+) -> Turn:
+    """A reply as if the model had sampled it after the messages before it."""
+    messages = conversation.messages[:place]
+    reply = conversation.messages[place]["content"]
+    rendered = loaded.vocabulary.prompt_ids(messages)
+    prompt = (
+        continued_prompt(before, rendered, loaded.vocabulary.decode) if before is not None else None
+    )
+    reply_ids = loaded.vocabulary.encode(reply)
+    if loaded.vocabulary.decode(reply_ids).strip() != reply.strip():
+        raise DataError(
+            f"{conversation.id}: the reply {reply[:40]!r} is not what its tokens decode to; remove "
+            "special tokens of the chat template from it"
+        )
+    sampled_ids = (*reply_ids, end)
+    return Turn(
+        messages=messages,
+        reply=reply,
+        rendered_ids=tuple(rendered),
+        call=Call(
+            prompt_ids=tuple(rendered) if prompt is None else prompt,
+            completion_ids=sampled_ids,
+            logprobs=(0.0,) * len(sampled_ids),
+            policy_version=0,
+        ),
+    )
+
+
+def _check_length(
+    conversation: Conversation, num_tokens: int, loaded: LoadedModel, max_tokens: int
+) -> None:
+    if num_tokens > loaded.window:
+        raise DataError(
+            f"{conversation.id}: a conversation has {num_tokens} tokens, and the window of "
+            f"{loaded.name} is {loaded.window}; remove it, or lower the agent's `chunk_tokens`"
+        )
+    if num_tokens > max_tokens:
+        raise ConfigError(
+            f"{conversation.id}: a conversation has {num_tokens} tokens, more than a packed "
+            f"sequence of {max_tokens}; set `update.max_tokens={num_tokens}`"
+        )

@@ -143,22 +143,17 @@ class BestValidation(NamedTuple):
     reward: float
 
 
-def best_validation(records: Iterable[Mapping[str, Any]]) -> BestValidation | None:
-    """The best validation in the metrics of a run; of equal ones the first."""
-    rewards = {
-        int(record["step"]): float(record["reward"])
-        for record in records
-        if record["kind"] == "validation"
-    }
+def best_of_run(run: Path) -> BestValidation | None:
+    """The best validation in the metrics of a run; of equal ones the first. Raises RunError where they are damaged."""
+    with foreign_file(run / METRICS, "is damaged", error=RunError):
+        rewards = {
+            int(record["step"]): float(record["reward"])
+            for record in read_metrics(run)
+            if record["kind"] == "validation"
+        }
     if not rewards:
         return None
     return BestValidation(*max(rewards.items(), key=lambda item: item[1]))
-
-
-def best_of_run(run: Path) -> BestValidation | None:
-    """The best validation of a run. Raises RunError where its metrics are damaged."""
-    with foreign_file(run / METRICS, "is damaged", error=RunError):
-        return best_validation(read_metrics(run))
 
 
 def _best_of(run: Path, found: Sequence[Path]) -> Path:

@@ -20,12 +20,12 @@ from memagent.rl.agents.client import Client
 from memagent.rl.agents.session import Session
 from memagent.rl.settings import ScratchSettings
 from memagent.rl.types import Sample
+from memagent.rl.update.learner import accumulate_sft
 from memagent.rl.update.loss import summary
 from memagent.rl.update.packing import pack, share_out
 from memagent.rl.update.policy import Policy
 from memagent.rl.warmstart.conversations import Conversation
-from memagent.rl.warmstart.lessons import demonstrations_for
-from memagent.rl.warmstart.rows import accumulate_sft, end_id, sft_rows, tokenized
+from memagent.rl.warmstart.lessons import demonstrations_for, end_id, sft_rows, tokenized
 from memagent.rl.weights.models import build_scratch
 from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Completion, Message, Sampling
