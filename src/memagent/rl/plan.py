@@ -629,7 +629,7 @@ class Planner:
     def _scoring_seconds(self) -> float:
         """Passes without gradient: old log-probabilities, reference."""
         objective, updates = self.config.objective, self.config.update.updates
-        is_masked = objective.has_masks and updates > 1
+        is_masked = objective.mask is not None and updates > 1
         is_recomputed = objective.old_logprobs == "recompute" or is_masked
         num_passes = int(is_recomputed) + int(objective.kl_coef > 0)
         return num_passes * self._pass_seconds(

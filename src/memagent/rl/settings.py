@@ -240,11 +240,6 @@ class ObjectiveSettings(Settings):
     """Over the last overlong_tokens of a reply's limit (at most half of it), the reward falls linearly by
     up to 1; off when not given."""
 
-    @property
-    def has_masks(self) -> bool:
-        """Whether tokens may be masked because trainer and engine disagree."""
-        return self.mask is not None
-
     @model_validator(mode="after")
     def _mask_is_around_one(self) -> Self:
         if self.mask is not None and not 0 <= self.mask[0] < 1 < self.mask[1]:

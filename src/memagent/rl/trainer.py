@@ -499,7 +499,16 @@ class Trainer:
             served=self.setup.engine.model if is_served else None,
         )
         updated = await self.setup.backend.update(found.groups, policy_version=self.progress.step)
-        self._check_signal(has_signal=bool(updated["num_updates"]))
+        # all advantages are zero when rewards do not differ
+        count = self.progress.num_unused = (
+            0 if updated["num_updates"] else self.progress.num_unused + 1
+        )
+        if count in NOTED_WITHOUT_SIGNAL:
+            steps = "this step" if count == 1 else f"{count} consecutive steps"
+            self._callbacks.on_note(
+                f"no update in {steps}: the rewards of each group are all equal; a warm start, tasks of "
+                "another difficulty or larger groups help"
+            )
         self.progress.step = number
         self.progress.position, self.progress.pending = found.position, found.pending
         seconds = perf_counter() - rolled
@@ -514,7 +523,7 @@ class Trainer:
                 **task_metrics(
                     found.all_groups, {name: one.task for name, one in found.tasks.items()}
                 ),
-                "num_unwanted": float(found.num_unwanted),
+                "num_unwanted": float(len(found.all_groups) - len(found.groups)),
                 "num_dropped": float(found.num_dropped),
                 **staleness_metrics(found.groups, policy_version=number - 1),
                 **updated,
@@ -542,17 +551,6 @@ class Trainer:
                 temperature=rollout.temperature,
                 vocabulary=self.setup.backend.facts.vocabulary,
                 seed=self.config.seed,
-            )
-
-    def _check_signal(self, *, has_signal: bool) -> None:
-        """Note steps without an update: all advantages are zero when rewards do not differ."""
-        self.progress.num_unused = 0 if has_signal else self.progress.num_unused + 1
-        if self.progress.num_unused in NOTED_WITHOUT_SIGNAL:
-            count = self.progress.num_unused
-            steps = "this step" if count == 1 else f"{count} consecutive steps"
-            self._callbacks.on_note(
-                f"no update in {steps}: the rewards of each group are all equal; a warm start, tasks of "
-                "another difficulty or larger groups help"
             )
 
     # --- validation ----------------------------------------------------------------------------

@@ -304,7 +304,8 @@ class Collection:
             self._num_failed_in_a_row = 0
         assert self._started is not None
         before = self.stats
-        self._count(
+        self.stats = replace(
+            before,
             num_rollouts=before.num_rollouts + 1,
             num_failed=before.num_failed + (not rollout.is_ok),
             usage=before.usage + attempt.usage,
@@ -329,12 +330,9 @@ class Collection:
         self._num_failed_in_a_row += not group.ok
         if self._is_wanted(group):
             self._ready.append(group)
-            self._count(num_groups=self.stats.num_groups + 1)
+            self.stats = replace(self.stats, num_groups=self.stats.num_groups + 1)
         else:
-            self._count(num_unwanted=self.stats.num_unwanted + 1)
-
-    def _count(self, **changes: Any) -> None:
-        self.stats = replace(self.stats, **changes)
+            self.stats = replace(self.stats, num_unwanted=self.stats.num_unwanted + 1)
 
 
 # --- one rollout ------------------------------------------------------------------------------------

@@ -129,25 +129,21 @@ def rollout_to_dict(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def readable_record(rollout: Rollout, task: object) -> dict[str, Any]:
-    """A rollout for people to read: the task, and everything but the tokens."""
-    return {
-        "task_id": rollout.task_id,
-        "question": getattr(task, "question", None),
-        "answers": list(getattr(task, "answers", ())),
-        "index": rollout.index,
-        **_for_people(rollout),
-    }
-
-
 def readable_group(
     group: Group, task: object, advantages_G: Sequence[float | None]
 ) -> Iterator[dict[str, Any]]:
-    """The rollouts of a group for people to read, each with its advantage and the rewards of all of them."""
+    """The rollouts of a group for people to read: everything but the tokens, the advantage, and the rewards of all of them."""
     rewards = [rollout.reward for rollout in group.rollouts]
     for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
-        record = readable_record(rollout, task)
-        yield {**record, "advantage": advantage, "group_rewards": rewards}
+        yield {
+            "task_id": rollout.task_id,
+            "question": getattr(task, "question", None),
+            "answers": list(getattr(task, "answers", ())),
+            "index": rollout.index,
+            **_for_people(rollout),
+            "advantage": advantage,
+            "group_rewards": rewards,
+        }
 
 
 def rollout_from_dict(values: Mapping[str, Any]) -> Rollout:

@@ -68,11 +68,6 @@ class StepRollouts:
     pending: list[tuple[int, int]] = field(default_factory=list)
     """Position and deadline of those that no step has taken yet."""
 
-    @property
-    def num_unwanted(self) -> int:
-        """Groups that were replaced."""
-        return len(self.all_groups) - len(self.groups)
-
 
 def open_gatherer(
     setup: Setup,

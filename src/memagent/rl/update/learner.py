@@ -263,7 +263,7 @@ def update(
     old = scored = start = None
     if objective.old_logprobs == "recompute":
         old = [score(policy, packs) for packs in everything]
-    elif objective.has_masks and len(batches) > 1:
+    elif objective.mask is not None and len(batches) > 1:
         start = [score(policy, packs) for packs in everything]
     if reference is not None:
         with reference.in_place(trained):
@@ -299,13 +299,15 @@ def update(
         stats += found if is_comparable else map(without_mismatch, found)
         if packs:
             stepped.append(optimizer.step())
+    num_rows = sum(num_row_tokens(step.rows) for step in steps)
+    num_packed = sum(one.num_tokens for plan in plans for one in plan.trained)
     return {
         **(summary(ranks.merged(merged(stats))) if stats else {}),
-        **_mean(stepped),
+        **{name: fmean(one[name] for one in stepped) for name in (stepped[0] if stepped else ())},
         "num_updates": float(len(stepped)),
         "num_stale": float(sum(step.num_stale for step in steps)),
         "packed_tokens": float(sum(plan.num_tokens for plan in plans)),
-        "sharing": _sharing(steps, plans),
+        "sharing": num_rows / num_packed if num_packed else 1.0,
     }
 
 
@@ -358,14 +360,3 @@ def memory_errors() -> Iterator[None]:
             "the update does not fit the memory of the device; lower `update.max_tokens`, set "
             "`update.checkpointing=true`, or lower `rollout.engine_settings.cache_gb`, and resume the run"
         ) from None
-
-
-def _mean(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over updates."""
-    return {name: fmean(one[name] for one in metrics) for name in (metrics[0] if metrics else ())}
-
-
-def _sharing(steps: Sequence[StepRows], plans: Sequence[_Packs]) -> float:
-    """Row tokens per packed token: how much shared prefixes save."""
-    num_packed = sum(one.num_tokens for plan in plans for one in plan.trained)
-    return sum(num_row_tokens(step.rows) for step in steps) / num_packed if num_packed else 1.0

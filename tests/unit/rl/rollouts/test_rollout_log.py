@@ -9,8 +9,8 @@ import pytest
 from memagent.agent.trace import Step, Trace
 from memagent.data.example import Example
 from memagent.errors import RunError
-from memagent.rl.rollouts.rollout_log import RolloutLog, forget_rollouts, readable_record
-from memagent.rl.types import Rollout, Sample
+from memagent.rl.rollouts.rollout_log import RolloutLog, forget_rollouts, readable_group
+from memagent.rl.types import Group, Rollout, Sample
 
 
 def rollout(task: str, index: int) -> Rollout:
@@ -108,7 +108,9 @@ def test_rollouts_that_a_checkpoint_covers_are_removed(tmp_path: Path) -> None:
 
 def test_a_record_for_people_holds_the_trace_as_everywhere_and_no_tokens() -> None:
     task = Example(id="a", task="t", question="Where?", answers=("Paris",), documents=())
-    record = json.loads(json.dumps(readable_record(rollout("a", 1), task)))
+    group = Group(task_id="a", rollouts=(rollout("a", 1),))
+    (found,) = readable_group(group, task, [0.25])
+    record = json.loads(json.dumps(found))
     assert Trace.from_dict(record.pop("trace")) == trace()
     assert record == {
         "task_id": "a",
@@ -120,4 +122,6 @@ def test_a_record_for_people_holds_the_trace_as_everywhere_and_no_tokens() -> No
         "error": None,
         "metrics": {"calls": 1.0},
         "record": {},
+        "advantage": 0.25,
+        "group_rewards": [0.5],
     }
