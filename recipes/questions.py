@@ -27,11 +27,19 @@ from functools import lru_cache
 from heapq import nlargest
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from memagent.agent.prompts import prompts_for
 from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage, body_starts
-from memagent.rl.warmstart.traces import TraceRefused, conversations
+from memagent.rl.warmstart.traces import (
+    Moment,
+    TraceRefused,
+    collected,
+    conversations,
+    noted,
+    required,
+)
 from memagent.tokens.tokenizers import Tokenizer
 
 TASK = "questions"
@@ -518,6 +526,68 @@ def titled(title: str, text: str) -> str:
     return " ".join(note.split())
 
 
+# --- memories of right replies --------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """A line that a memory may keep, and where it ends in the text."""
+
+    end: int
+    text: str
+    rank: float | None
+    """How likely it is to matter; None for evidence."""
+
+
+def lines_of(example: Example) -> list[Line]:
+    """Evidence and candidates of an example; evidence is no candidate."""
+    if not example.evidence:
+        raise TraceRefused(f"{example.id} has no evidence, so there is no memory to demonstrate")
+    notes = [(moment.end, " ".join(moment.memory.split())) for moment in noted(example)]
+    places = set(notes)
+    candidates = [
+        Line(end, text, rank)
+        for end, text, rank in required(example, "candidates")
+        if (end, text) not in places
+    ]
+    return [*(Line(end, text, None) for end, text in notes), *candidates]
+
+
+def with_line(kept: list[Line], line: Line, *, most: int) -> list[Line]:
+    """Add a line; only the likeliest `most` candidates stay."""
+    kept = [*kept, line]
+    ranks = sorted((one.rank for one in kept if one.rank is not None), reverse=True)
+    if len(ranks) <= most:
+        return kept
+    return [one for one in kept if one.rank is None or one.rank > ranks[most]]
+
+
+def likely(example: Example) -> list[Moment]:
+    """Keep evidence and the likeliest other sentences, until all evidence has been read."""
+    kept: list[Line] = []
+    moments: list[Moment] = []
+    num_left = len(example.evidence)
+    for line in sorted(lines_of(example)):
+        num_left -= line.rank is None
+        kept = with_line(kept, line, most=required(example, "num_candidates"))
+        if num_left == 0:
+            kept = [one for one in kept if one.rank is None]
+        moments.append(Moment(line.end, "\n".join(dict.fromkeys(one.text for one in kept))))
+        if num_left == 0:
+            break
+    return moments
+
+
+def likeliest(example: Example) -> list[Moment]:
+    """Keep evidence and the likeliest sentences before its end; nothing is dropped."""
+    lines = lines_of(example)
+    last = max(line.end for line in lines if line.rank is None)
+    candidates = [(line.rank, line) for line in lines if line.rank is not None and line.end < last]
+    candidates.sort(reverse=True)
+    most = required(example, "num_candidates")
+    kept = [line for line in lines if line.rank is None] + [line for _, line in candidates[:most]]
+    return collected([Moment(line.end, line.text) for line in sorted(kept)])
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -525,10 +595,11 @@ def lessons(
     examples: Iterable[tuple[Example, Shape]], agent: AgentConfig, tokenizer: Tokenizer
 ) -> Iterator[str]:
     """Lines of conversations; examples whose memory does not fit are left out."""
+    rules = {TASK: likeliest if prompts_for(agent).replace else likely}
     for example, shape in examples:
         config = agent.model_copy(update={"chunk_tokens": shape.chunk_tokens})
         try:
-            steps = conversations(example, config=config, tokenizer=tokenizer)
+            steps = conversations(example, config=config, tokenizer=tokenizer, rules=rules)
         except TraceRefused:
             continue
         for step in steps:

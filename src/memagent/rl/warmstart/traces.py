@@ -83,15 +83,19 @@ Rule = Callable[[Example], list[Moment]]
 
 
 def conversations(
-    example: Example, *, config: AgentConfig, tokenizer: Tokenizer
+    example: Example,
+    *,
+    config: AgentConfig,
+    tokenizer: Tokenizer,
+    rules: Mapping[str, Rule] | None = None,
 ) -> list[Conversation]:
-    """The steps of a good reading. Raises TraceRefused if there is none."""
+    """The steps of a good reading. Raises TraceRefused if there is none. `rules` as for `RightReplies`."""
     example = rebuild(example)
     text = example.text()
     if not text:
         raise TraceRefused(f"{example.id} has an empty text")
     config = config.model_copy(update={"order": "text"})  # a prompt does not depend on the order
-    right = RightReplies(example, config=config, tokenizer=tokenizer)
+    right = RightReplies(example, config=config, tokenizer=tokenizer, rules=rules)
     sections = Chunks(
         Document.from_text(text), tokenizer, config.chunk_tokens, ends=config.section_ends
     )
@@ -140,8 +144,7 @@ class RightReplies:
         self._prompts = prompts_for(config)
         self._marks = marks_of(example, config)
         counts = counts_items(example, config)
-        special = {**(ADDED if self._prompts.replace else {}), **(rules or {})}
-        self._moments = [] if counts else _moments(example, special)
+        self._moments = [] if counts else _moments(example, rules or {})
         self._lines = [] if counts else _lines_of(example, config)
         self._link = _link_of(example, config, self._lines)
         self._nothing = "" if self._prompts.no_change or counts else NOTHING_YET
@@ -291,7 +294,7 @@ def _lines_of(example: Example, config: AgentConfig) -> list[Moment]:
     """Each piece of evidence as a line of its own, for sections that are read apart from each other."""
     if not config.merges and config.order == "text":
         return []
-    return [Moment(end, " ".join(memory.split())) for end, memory in _noted(example)]
+    return [Moment(end, " ".join(memory.split())) for end, memory in noted(example)]
 
 
 def _link_of(example: Example, config: AgentConfig, lines: list[Moment]) -> str | None:
@@ -334,24 +337,24 @@ def collect(example: Example) -> list[Moment]:
     """Keep the evidence, one line each, in the order of the text."""
     if not example.evidence:
         raise TraceRefused(f"{example.id} has no evidence, so there is no memory to demonstrate")
-    return _collected(_noted(example))
+    return collected(noted(example))
 
 
 def collect_if_any(example: Example) -> list[Moment]:
     """As `collect`, for tasks whose text may hold no evidence."""
-    return _collected(_noted(example))
+    return collected(noted(example))
 
 
 def latest(example: Example) -> list[Moment]:
     """Keep the last valid state: each note replaces the one before."""
-    return _noted(example)
+    return noted(example)
 
 
 def latest_of_each(example: Example) -> list[Moment]:
     """Keep the last valid state of each thing: a note replaces the one before on the same thing."""
     states: dict[str, str] = {}
     moments: list[Moment] = []
-    for moment in _noted(example):
+    for moment in noted(example):
         states[state_of(moment.memory)[0]] = moment.memory
         moments.append(Moment(moment.end, "\n".join(states.values())))
     return moments
@@ -359,20 +362,20 @@ def latest_of_each(example: Example) -> list[Moment]:
 
 def count(example: Example) -> list[Moment]:
     """Keep the count so far."""
-    label = _required(example, "counted")
+    label = required(example, "counted")
     return [
         Moment(moment.end, f"{label}: {number}.")
-        for number, moment in enumerate(_noted(example), start=1)
+        for number, moment in enumerate(noted(example), start=1)
     ]
 
 
 def tally(example: Example) -> list[Moment]:
     """Keep a running sum, the largest so far, or a sum per name."""
-    label, measure = _required(example, "counted"), _required(example, "measure")
+    label, measure = required(example, "counted"), required(example, "measure")
     moments: list[Moment] = []
     sums: dict[str, int] = {}
     largest = 0
-    for moment, (name, num) in zip(_noted(example), _required(example, "entries"), strict=True):
+    for moment, (name, num) in zip(noted(example), required(example, "entries"), strict=True):
         sums[name] = sums.get(name, 0) + num
         largest = max(largest, num)
         state = {
@@ -386,7 +389,7 @@ def tally(example: Example) -> list[Moment]:
 
 def nth(example: Example) -> list[Moment]:
     """Count similar items up to the requested one, then keep its wording."""
-    kind, topic, number = (_required(example, key) for key in ("kind", "topic", "number"))
+    kind, topic, number = (required(example, key) for key in ("kind", "topic", "number"))
     before = sorted(_spans(example, "similar"))[: number - 1]
     moments = [
         Moment(end, f"{kind.capitalize()}s about {topic} so far: {seen}. Wanted: number {number}.")
@@ -399,38 +402,11 @@ def nth(example: Example) -> list[Moment]:
 
 def resolve(example: Example) -> list[Moment]:
     """Keep all candidates for the second hop until the first one identifies it."""
-    *_, link = notes = _noted(example)
+    *_, link = notes = noted(example)
     second = notes[0]
     candidates = [Moment(end, note) for _, end, note in _spans(example, "candidate")]
     open_hops = sorted(moment for moment in (second, *candidates) if moment.end < link.end)
-    return [*_collected(open_hops), Moment(link.end, f"{link.memory}\n{second.memory}")]
-
-
-def likely(example: Example) -> list[Moment]:
-    """Keep evidence and the likeliest other sentences, until all evidence has been read."""
-    kept: list[_Line] = []
-    moments: list[Moment] = []
-    num_left = len(example.evidence)
-    for line in sorted(_lines(example)):
-        num_left -= line.rank is None
-        kept = _with_line(kept, line, most=_required(example, "num_candidates"))
-        if num_left == 0:
-            kept = [one for one in kept if one.rank is None]
-        moments.append(Moment(line.end, "\n".join(dict.fromkeys(one.text for one in kept))))
-        if num_left == 0:
-            break
-    return moments
-
-
-def likeliest(example: Example) -> list[Moment]:
-    """Keep evidence and the likeliest sentences before its end; nothing is dropped."""
-    lines = _lines(example)
-    last = max(line.end for line in lines if line.rank is None)
-    candidates = [(line.rank, line) for line in lines if line.rank is not None and line.end < last]
-    candidates.sort(reverse=True)
-    most = _required(example, "num_candidates")
-    kept = [line for line in lines if line.rank is None] + [line for _, line in candidates[:most]]
-    return _collected([Moment(line.end, line.text) for line in sorted(kept)])
+    return [*collected(open_hops), Moment(link.end, f"{link.memory}\n{second.memory}")]
 
 
 def frequent(example: Example) -> list[Moment]:
@@ -460,21 +436,18 @@ RULES: dict[str, Rule] = {
     "beyond/two_hop": resolve,
     "beyond/corrections": latest_of_each,
     "beyond/unanswerable": collect_if_any,
-    "questions": likely,
     "ruler/cwe": frequent,
     "ruler/fwe": frequent,
     "ruler/vt": latest,
 }
 """Rules by task; `collect` for every other task."""
-ADDED: dict[str, Rule] = {"questions": likeliest}
-"""Rules where replies are added to the memory: dropping a line would cost a rewritten memory."""
 
 
 LINKED = frozenset({"beyond/two_hop"})
 """Tasks whose last piece of evidence in the text tells what the others are about."""
 
 
-def _noted(example: Example) -> list[Moment]:
+def noted(example: Example) -> list[Moment]:
     """The memory of each evidence alone, and where it ends, in the order of the text."""
     found: list[Moment] = []
     for item, (_, end) in zip(example.evidence, example.evidence_offsets(), strict=True):
@@ -485,7 +458,7 @@ def _noted(example: Example) -> list[Moment]:
     return sorted(found, key=lambda moment: moment.end)
 
 
-def _collected(moments: list[Moment]) -> list[Moment]:
+def collected(moments: list[Moment]) -> list[Moment]:
     lines: dict[str, None] = {}
     collected = []
     for moment in moments:
@@ -494,43 +467,11 @@ def _collected(moments: list[Moment]) -> list[Moment]:
     return collected
 
 
-class _Line(NamedTuple):
-    """A line that a memory may keep, and where it ends in the text."""
-
-    end: int
-    text: str
-    rank: float | None
-    """How likely it is to matter; None for evidence."""
-
-
-def _lines(example: Example) -> list[_Line]:
-    """Evidence and candidates of an example; evidence is no candidate."""
-    if not example.evidence:
-        raise TraceRefused(f"{example.id} has no evidence, so there is no memory to demonstrate")
-    notes = [(moment.end, " ".join(moment.memory.split())) for moment in _noted(example)]
-    places = set(notes)
-    candidates = [
-        _Line(end, text, rank)
-        for end, text, rank in _required(example, "candidates")
-        if (end, text) not in places
-    ]
-    return [*(_Line(end, text, None) for end, text in notes), *candidates]
-
-
-def _with_line(kept: list[_Line], line: _Line, *, most: int) -> list[_Line]:
-    """Add a line; only the likeliest `most` candidates stay."""
-    kept = [*kept, line]
-    ranks = sorted((one.rank for one in kept if one.rank is not None), reverse=True)
-    if len(ranks) <= most:
-        return kept
-    return [one for one in kept if one.rank is None or one.rank > ranks[most]]
-
-
 def _spans(example: Example, role: str) -> list[tuple[int, int, str]]:
-    return [(start, end, note) for start, end, note in _required(example, "spans").get(role, [])]
+    return [(start, end, note) for start, end, note in required(example, "spans").get(role, [])]
 
 
-def _required(example: Example, key: str) -> Any:
+def required(example: Example, key: str) -> Any:
     """What the rule needs of the example's metadata."""
     try:
         return example.metadata[key]

@@ -23,6 +23,7 @@ from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.trace_files import TracesWritten, write_traces
 from memagent.rl.warmstart.traces import NOTHING_YET, TraceRefused, conversations
 from memagent.tokens.tokenizers import ByteTokenizer
+from recipes.questions import likeliest, likely
 from tests.support.beyond_solvers import solve_from_memory
 
 BYTES = ByteTokenizer()
@@ -37,7 +38,8 @@ def made(name: str, index: int = 0, **settings: object) -> Example:
 
 
 def trace(example: Example, config: AgentConfig = CONFIG) -> list[Conversation]:
-    return conversations(example, config=config, tokenizer=BYTES)
+    rules = {"questions": likeliest if config.prompts == "add" else likely}
+    return conversations(example, config=config, tokenizer=BYTES, rules=rules)
 
 
 def replies(steps: list[Conversation]) -> list[str]:
