@@ -324,11 +324,17 @@ class Trainer:
         self._begin()
 
     def _begin(self) -> None:
-        """Be where the newest checkpoint is."""
+        """Restore the latest checkpoint."""
         self.progress = TrainProgress()
         self._saved = -1
         """`progress.total` at the last checkpoint."""
-        self._restore()
+        checkpoint = latest_checkpoint(self.run_dir)
+        if checkpoint is not None:
+            state = read_state(checkpoint)
+            self.progress = _progress_of(state, checkpoint)
+            self._saved = self.progress.total
+            with foreign_file(checkpoint, "is damaged; remove it", error=RunError):
+                restore_random_state(state["random"])
         self._gatherer = open_gatherer(
             self.setup,
             self.run_dir,
@@ -633,16 +639,6 @@ class Trainer:
             await self.setup.backend.save(folder)
         self._saved = progress.total
         forget_rollouts(self.run_dir, until=progress.step)
-
-    def _restore(self) -> None:
-        checkpoint = latest_checkpoint(self.run_dir)
-        if checkpoint is None:
-            return
-        state = read_state(checkpoint)
-        self.progress = _progress_of(state, checkpoint)
-        self._saved = self.progress.total
-        with foreign_file(checkpoint, "is damaged; remove it", error=RunError):
-            restore_random_state(state["random"])
 
     def _export(self) -> Path:
         """Write the model or adapter of the last checkpoint as a folder."""

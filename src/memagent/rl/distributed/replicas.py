@@ -436,7 +436,9 @@ class ReplicaEngine(ReplicatedEngine):
             assert loaded is not None
             buckets = await self._stored(loaded)
             if buckets is None:
-                await self._newer_than(loaded, limit)
+                async with suspended(limit), self._changed:  # however long the ranks train
+                    while self._published is loaded:
+                        await self._changed.wait()
                 continue
             try:
                 reason = await place.actor.load.remote(buckets, loaded.version)
@@ -463,11 +465,6 @@ class ReplicaEngine(ReplicatedEngine):
             reason = reason or await place.actor.wake.remote()
         if reason is not None:
             raise EngineError(f"{self._name(place)} ended while it slept: {reason}")
-
-    async def _newer_than(self, published: _Published, limit: asyncio.Timeout) -> None:
-        """Wait for the next push, however long the ranks train."""
-        async with suspended(limit), self._changed:
-            await self._changed.wait_for(lambda: self._published is not published)
 
     async def _announce(self, published: _Published) -> None:
         """From now on these are the newest weights."""

@@ -33,7 +33,7 @@ from memagent import blocking
 from memagent.agent.evidence.replies import SEPARATOR, ReplyFormat, shielded
 from memagent.agent.prompts import PromptSet, prompts_for
 from memagent.agent.reader import Reader
-from memagent.agent.trace import Step, StepKind
+from memagent.agent.trace import StepKind
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.tasks.registry import rebuild
@@ -102,7 +102,7 @@ def conversations(
     right.check_fit(sections)
     engine = ScriptedEngine(right.script(sections))
     reader = Reader(engine, tokenizer=tokenizer, config=config)
-    steps = blocking.run(_steps(reader, example.question, sections))
+    steps = list(blocking.iterate(reader.steps(example.question, sections)))
     if not config.merges and [step.memory for step in steps[:-1]] != right.memories:
         raise TraceRefused(
             f"{example.id}: the reader changes its memories; remove tags of reasoning from its evidence"
@@ -145,8 +145,13 @@ class RightReplies:
         self._marks = marks_of(example, config)
         counts = counts_items(example, config)
         self._moments = [] if counts else _moments(example, rules or {})
-        self._lines = [] if counts else _lines_of(example, config)
-        self._link = _link_of(example, config, self._lines)
+        self._lines: list[Moment] = []
+        """Each piece of evidence as a line of its own, for sections that are read apart from each other."""
+        if not counts and (config.merges or config.order != "text"):
+            self._lines = [Moment(end, " ".join(memory.split())) for end, memory in noted(example)]
+        is_linked = example.task in LINKED and config.asks_notes and config.rounds > 1
+        self._link = self._lines[-1].memory if is_linked and len(self._lines) > 1 else None
+        """The line that makes the others relevant: they are noted in the second round of parallel reading."""
         self._nothing = "" if self._prompts.no_change or counts else NOTHING_YET
         last = self._moments[-1].memory if self._moments else self._nothing
         self._answer = answer_of(example, last, self._prompts)
@@ -185,7 +190,8 @@ class RightReplies:
                 return self._say("merge", self._merged(prompt))
             section = find(prompt)
             if section is None:
-                return self._say("answer", self._answered(prompt))
+                sources = sources_of(self._quoted, prompt) if self._config.asks_quotes else ""
+                return self._say("answer", _joined(self._answer, sources))
             return self._say("read", self._read(section, prompt))
 
         return script
@@ -281,26 +287,9 @@ class RightReplies:
         lines = [line for line in self._lines_in(section) if line not in known]
         return [line for line in lines if is_linked or line == self._link]
 
-    def _answered(self, prompt: str) -> str:
-        sources = sources_of(self._quoted, prompt) if self._config.asks_quotes else ""
-        return _joined(self._answer, sources)
-
 
 def _joined(*parts: str) -> str:
     return "\n".join(part for part in parts if part)
-
-
-def _lines_of(example: Example, config: AgentConfig) -> list[Moment]:
-    """Each piece of evidence as a line of its own, for sections that are read apart from each other."""
-    if not config.merges and config.order == "text":
-        return []
-    return [Moment(end, " ".join(memory.split())) for end, memory in noted(example)]
-
-
-def _link_of(example: Example, config: AgentConfig, lines: list[Moment]) -> str | None:
-    """The line that makes the others relevant: they are noted in the second round of parallel reading."""
-    is_linked = example.task in LINKED and config.asks_notes and config.rounds > 1
-    return lines[-1].memory if is_linked and len(lines) > 1 else None
 
 
 def answer_of(example: Example, memory: str, prompts: PromptSet) -> str:
@@ -317,10 +306,6 @@ def answer_of(example: Example, memory: str, prompts: PromptSet) -> str:
         in_order = sorted(example.answers, key=places.__getitem__) if is_held else example.answers
         answer = ", ".join(in_order)
     return f"\\boxed{{{answer}}}" if "\\boxed" in prompts.answer else answer
-
-
-async def _steps(reader: Reader, question: str, sections: Chunks) -> list[Step]:
-    return [step async for step in reader.steps(question, sections)]
 
 
 def _moments(example: Example, special: Mapping[str, Rule]) -> list[Moment]:
@@ -527,13 +512,11 @@ class Marks:
 
     def quotes(self, section: Chunk) -> str:
         """The quotes of a section, one a line."""
-        return "\n".join(self._quote(mark) for mark in self.inside(section))
-
-    def _quote(self, mark: Mark) -> str:
-        text = shielded(mark.text)
+        marks = [mark._replace(text=shielded(mark.text)) for mark in self.inside(section)]
         if not self.items:
-            return f"<quote>{text}</quote>"
-        return f"<item>{f' {SEPARATOR} '.join((mark.item, mark.value, text))}</item>"
+            return "\n".join(f"<quote>{mark.text}</quote>" for mark in marks)
+        items = [f" {SEPARATOR} ".join((mark.item, mark.value, mark.text)) for mark in marks]
+        return "\n".join(f"<item>{item}</item>" for item in items)
 
 
 def sources_of(quoted: Iterable[Mark], prompt: str) -> str:

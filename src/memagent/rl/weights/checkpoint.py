@@ -94,7 +94,11 @@ def new_checkpoint(
             header = {"format": FORMAT, "memagent": __version__}
             text = json.dumps({**header, "state": dict(state)}, ensure_ascii=False)
             (part / STATE).write_text(text, encoding="utf-8")
-        _remove_old(run, keep=keep, kept=kept)
+        for old in list_checkpoints(run)[:-keep]:
+            if old.name != kept:
+                hidden = old.with_name(f".{old.name}")
+                old.rename(hidden)  # atomic, unlike the removal of its files
+                shutil.rmtree(hidden)
 
 
 def list_checkpoints(run: Path) -> list[Path]:
@@ -282,7 +286,12 @@ def export(checkpoint: Path, out: Path, *, merge: bool = False, model: str | Non
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(out) as part:
             if merge and _is_adapter(folder):
-                _write_merged(folder, _base_of(folder, model), part)
+                base = _base_of(folder, model)
+                loaded = _load_merged(folder, base)
+                with quietly():
+                    whole: Any = loaded.model
+                    whole.to(_stored_dtype(base, loaded)).save_pretrained(part)
+                    _write_tokenizer(loaded.tokenizer, part)
             else:
                 shutil.copytree(folder, part, dirs_exist_ok=True)
 
@@ -425,14 +434,6 @@ def _load_merged(adapter: Path, base: str) -> LoadedModel:
     return load(base, adapter=str(adapter), merged=True, dtype=torch.float32)
 
 
-def _write_merged(adapter: Path, base: str, folder: Path) -> None:
-    loaded = _load_merged(adapter, base)
-    with quietly():
-        model: Any = loaded.model
-        model.to(_stored_dtype(base, loaded)).save_pretrained(folder)
-        _write_tokenizer(loaded.tokenizer, folder)
-
-
 def _stored_dtype(base: str, loaded: LoadedModel) -> torch.dtype:
     """The precision of a model's files; bfloat16 for GGUF files, which are quantized."""
     path = store.find(base)
@@ -463,30 +464,17 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 # --- folders --------------------------------------------------------------------------------------
 
 
-def _remove_old(run: Path, *, keep: int, kept: str | None) -> None:
-    for path in list_checkpoints(run)[:-keep]:
-        if path.name == kept:
-            continue
-        hidden = path.with_name(f".{path.name}")
-        path.rename(hidden)  # atomic, unlike the removal of its files
-        shutil.rmtree(hidden)
-
-
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Raise RunError if writing weights fails because of the disk."""
     try:
         yield
     except Exception as error:  # libraries that write weights raise their own types
-        reason = _disk_reason(error)
-        if reason is None:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if isinstance(error, OSError):
+            reason = reason_of(error)
+        elif found is not None:
+            reason = os.strerror(int(found[1]))
+        else:
             raise
         raise RunError(f"cannot write {path}: {reason}; what was there before is kept") from None
-
-
-def _disk_reason(error: Exception) -> str | None:
-    """The reason of a disk error; None for any other error."""
-    if isinstance(error, OSError):
-        return reason_of(error)
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return os.strerror(int(found[1])) if found else None

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -284,13 +284,6 @@ def _add_adapter(model: Any, settings: ModelSettings, *, seed: int) -> None:
 # Sums are computed in float32 and written in place, so that captured graphs stay valid.
 
 
-class _Pair(NamedTuple):
-    """A layer with an adapter, and the weights of its counterpart without."""
-
-    layer: Any
-    merged: torch.nn.Parameter
-
-
 class MergedCopy:
     """The model of an engine; `refresh` copies the current values of the adapter."""
 
@@ -298,8 +291,13 @@ class MergedCopy:
         model: Any = loaded.model
         shared = {id(parameter): parameter for parameter in model.parameters()}
         twin = copy.deepcopy(model, memo=shared)  # the modules, on the same parameters
-        layers = adapted_layers(model, setting="rollout.merged")
-        self._pairs = [_merged_pair(twin, name, layer) for name, layer in layers]
+        self._pairs: list[tuple[Any, torch.nn.Parameter]] = []
+        """Each layer with an adapter, and the weights of its counterpart without."""
+        for name, layer in adapted_layers(model, setting="rollout.merged"):
+            plain = twin.get_submodule(name).get_base_layer()
+            plain.weight = torch.nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
+            replace_layer(twin, name, plain)
+            self._pairs.append((layer, plain.weight))
         # the file has the weights without the adapter
         self.loaded = replace(loaded, model=twin)
         self.refresh()
@@ -309,14 +307,6 @@ class MergedCopy:
         """Merge the current adapter. Nothing may be generated meanwhile."""
         for layer, merged in self._pairs:
             merged.copy_(merged_weight(layer))
-
-
-def _merged_pair(twin: Any, name: str, layer: Any) -> _Pair:
-    """Replace a layer of the copy by one without an adapter that has its own weights."""
-    plain = twin.get_submodule(name).get_base_layer()
-    plain.weight = torch.nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
-    replace_layer(twin, name, plain)
-    return _Pair(layer, plain.weight)
 
 
 # --- a model with random weights ------------------------------------------------------------------

@@ -170,17 +170,14 @@ class LoraEndpoint(WeightSync):
         self._version = policy_version
         self._pushed.append((name, path))
         while len(self._pushed) > self._num_versions:
-            await self._drop(*self._pushed.popleft())
+            old, folder = self._pushed.popleft()  # endpoints that do not have it are ignored
+            await self._post("/unload_lora_adapter", {"lora_name": old})
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def _post(self, path: str, body: dict[str, str]) -> list[tuple[EndpointEngine, Answer]]:
         endpoints = self._engine.endpoints
         answers = await asyncio.gather(*(endpoint.post(path, body) for endpoint in endpoints))
         return list(zip(endpoints, answers, strict=True))
-
-    async def _drop(self, name: str, path: Path) -> None:
-        """Unload an adapter; endpoints that do not have it are ignored."""
-        await self._post("/unload_lora_adapter", {"lora_name": name})
-        shutil.rmtree(path, ignore_errors=True)
 
     async def _clear(self) -> None:
         """Remove what an earlier process of this run left, here and at the endpoints."""
