@@ -15,10 +15,10 @@ import memagent
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MAX_LINES = 62_762
-MAX_FILES = 278
-MAX_TEST_LINES = 58_569
-MAX_SETTINGS = 278
+MAX_LINES = 63_862
+MAX_FILES = 295
+MAX_TEST_LINES = 59_197
+MAX_SETTINGS = 277
 MAX_OPTIONS = {"ask": 25, "eval run": 25, "serve run": 18, "mcp": 15, "data filter": 16}
 MAX_OTHER_OPTIONS = 22
 """Of every command that is not named above."""
@@ -32,7 +32,7 @@ WALKS = {
     "item": (404, 66),
     "gateway": (289, 43),
     "gateway-short": (111, 23),
-    "train": (456, 70),
+    "train": (441, 64),
 }
 """Functions of the package that are entered, and files they are in."""
 PUBLIC_NAMES = {

@@ -234,11 +234,7 @@ def test_the_way_of_weights_follows_placement_devices_and_engine(
     on_gpu: bool,
     way: str | None,
 ) -> None:
-    assert direct_way(config(cluster, rollout, model), on_gpu=on_gpu) == way
-
-
-def config(cluster: dict[str, Any], rollout: dict[str, Any], model: dict[str, Any]) -> Any:
     tasks = [{"tasks": ["small/colours"]}]
-    return parse_config(
-        {"model": model or {"source": "m"}, "cluster": cluster, "rollout": rollout, "tasks": tasks}
-    )
+    values = {"cluster": cluster, "rollout": rollout, "tasks": tasks}
+    config = parse_config({"model": model or {"source": "m"}, **values})
+    assert direct_way(config, on_gpu=on_gpu) == way
