@@ -161,7 +161,7 @@ async def test_a_replica_that_cannot_be_replaced_ends_the_calls_with_its_reason(
     notes: list[str] = []
     opener = OnlyOnce(tmp_path / "opened", embedded(models[0]))
     async with open_replicas(
-        cluster, opener, num=1, resources={"CPU": 1}, start_seconds=30, on_note=notes.append
+        cluster, opener, num=1, resources={"CPU": 1}, start_seconds=120, on_note=notes.append
     ) as engine:
         assert isinstance(engine, ReplicaEngine)
         (pid,) = engine.pids
