@@ -70,9 +70,17 @@ def open_cluster(
         return
     given = os.environ.get(ADDRESS_VARIABLE, "") if address == LOCAL_CLUSTER else address
     is_local = given in ("", "local", LOCAL_CLUSTER)
-    _quiet()
+    # what Ray sends and prints is off, unless the user has set it; Ray reads it from the environment
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS"):
+        os.environ.setdefault(name, "0")
     if is_local:
-        _start(min_cpus=min_cpus, object_store_gb=object_store_gb)
+        _init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, min_cpus),
+            object_store_memory=None if object_store_gb is None else int(object_store_gb * 1e9),
+            include_dashboard=False,
+            _node_ip_address=LOOPBACK,
+        )
     else:
         _join(given, connect_seconds)
     try:
@@ -255,24 +263,6 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[library] = None
     return found
-
-
-def _quiet() -> None:
-    """Switch off what Ray sends and prints, unless the user has set it. Ray reads it from the environment."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-
-
-def _start(*, min_cpus: int, object_store_gb: float | None) -> None:
-    """Start a cluster of this machine alone."""
-    _init(
-        address="local",
-        num_cpus=max(os.cpu_count() or 1, min_cpus),
-        object_store_memory=None if object_store_gb is None else int(object_store_gb * 1e9),
-        include_dashboard=False,
-        _node_ip_address=LOOPBACK,
-    )
 
 
 def _join(address: str, seconds: float) -> None:

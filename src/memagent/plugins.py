@@ -127,7 +127,13 @@ def error_line(error: BaseException) -> str:
         (frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)
     ]
     frames += _place.findall(str(error.__cause__))  # as text, if it comes from another process
-    theirs = [frame for frame in frames if not _is_foreign(frame[0])]
+    # not of memagent, of the standard library or of installed packages
+    others = (str(Path(__file__).parent), sys.base_prefix, sys.prefix, "<")
+    theirs = [
+        frame
+        for frame in frames
+        if not frame[0].startswith(others) and "site-packages" not in frame[0]
+    ]
     where = f" ({Path(theirs[-1][0]).name}, line {theirs[-1][1]})" if theirs else ""
     return f"{type(error).__name__}: {message}{where}"
 
@@ -141,13 +147,6 @@ def is_failure(error: BaseException) -> bool:
 def is_own_function(value: object, module: ModuleType) -> bool:
     """Whether a name of a module stands for a function that was written there."""
     return inspect.isfunction(value) and value.__module__ == module.__name__
-
-
-def _is_foreign(filename: str) -> bool:
-    """Code of memagent, of the standard library or of installed packages."""
-    is_ours = filename.startswith(str(Path(__file__).parent))
-    is_library = filename.startswith((sys.base_prefix, sys.prefix)) or "site-packages" in filename
-    return is_ours or is_library or filename.startswith("<")
 
 
 # --- optional libraries ---------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -433,12 +433,33 @@ def describe_run(path: Path, *, looks_only: bool = False) -> StoredRun:
 
 def _progress(path: Path, kind: str, manifest: Mapping[str, Any]) -> tuple[int, int | None, str]:
     """How many of how many are done, and of what; None where the number is not known."""
+    units = {"ask": "answered", "train": "steps", "eval": "items"}
+    totals = {"ask": manifest.get("questions"), "train": _inside(manifest, "config", "steps")}
+    file = path / (METRICS if kind == "train" else JOURNAL)
+    try:
+        num_done = _num_done(file, kind)
+    except FileNotFoundError:
+        num_done = 0
+    except OSError as error:
+        raise RunError(f"cannot read {file}: {reason_of(error)}") from None
+    total = totals.get(kind, manifest.get("num_items"))
+    return num_done, _count(total), units.get(kind, "lines")
+
+
+def _num_done(file: Path, kind: str) -> int:
+    """Answers, items or steps in a file of a run."""
     if kind == "ask":
-        return _num_answers(path / JOURNAL), _count(manifest.get("questions")), "answered"
-    if kind == "train":
-        return _last_step(path / METRICS), _count(_inside(manifest, "config", "steps")), "steps"
-    unit = "items" if kind == "eval" else "lines"
-    return _num_lines(path / JOURNAL), _count(manifest.get("num_items")), unit
+        return sum(_inside(line.record, "step", "kind") == "answer" for line in read_lines(file))
+    with open_reader(file) as lines:
+        if kind != "train":
+            return sum(line.endswith(b"\n") for line in each_line(lines, file))
+        # the last line that has a step; only the end of the file is read
+        lines.seek(max(os.fstat(lines.fileno()).st_size - TAIL_BYTES, 0))
+        for line in reversed(lines.read().split(b"\n")):
+            with suppress(ValueError, AttributeError):
+                if isinstance(step := json.loads(line).get("step"), int):
+                    return step
+    return 0
 
 
 def _what(kind: str, manifest: Mapping[str, Any]) -> str:
@@ -471,49 +492,6 @@ def _count(value: object) -> int | None:
     if isinstance(value, list):
         return len(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _num_answers(path: Path) -> int:
-    def is_answer(record: dict[str, Any]) -> bool:
-        return bool(_inside(record, "step", "kind") == "answer")
-
-    return _read(path, lambda: sum(is_answer(line.record) for line in read_lines(path)))
-
-
-def _num_lines(path: Path) -> int:
-    def count() -> int:
-        with open_reader(path) as file:
-            return sum(line.endswith(b"\n") for line in each_line(file, path))
-
-    return _read(path, count)
-
-
-def _last_step(path: Path) -> int:
-    """The step of the last line that has one; only the end of the file is read."""
-
-    def find() -> int:
-        with open_reader(path) as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
-            lines = file.read().split(b"\n")
-        for line in reversed(lines):
-            try:
-                step = json.loads(line).get("step")
-            except (ValueError, AttributeError):
-                continue
-            if isinstance(step, int):
-                return step
-        return 0
-
-    return _read(path, find)
-
-
-def _read(path: Path, count: Callable[[], int]) -> int:
-    try:
-        return count()
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {reason_of(error)}") from None
 
 
 def _has_grown_lately(path: Path) -> bool:
