@@ -488,8 +488,10 @@ class TrainConfig(Settings):
             )
         if self.rollout.asynchronous:
             self._check_asynchronous()
-        if self.rollout.engine is not None and self.rollout.driver == "lockstep":
+        if self.rollout.driver == "lockstep" and self.rollout.engine is not None:
             raise ValueError('an engine outside this process needs `rollout.driver="free"`')
+        if self.rollout.driver == "lockstep" and is_command(self.agent.name):
+            raise ValueError('an agent that is a program needs `rollout.driver="free"`')
         return self
 
     @model_validator(mode="after")
@@ -506,12 +508,6 @@ class TrainConfig(Settings):
                 "colocated engine replicas have one GPU each; set `cluster.tensor_parallel_size=1`, or "
                 "`cluster.placement=separate`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _programs_run_freely(self) -> Self:
-        if is_command(self.agent.name) and self.rollout.driver == "lockstep":
-            raise ValueError('an agent that is a program needs `rollout.driver="free"`')
         return self
 
     def _check_asynchronous(self) -> None:

@@ -146,15 +146,14 @@ async def _open_processes(
         return
     from memagent.rl.distributed import opening
 
-    async with opening.open_distributed(config, run_dir, source, on_note) as distributed:
-        ranks = distributed.backend
+    async with opening.open_distributed(config, run_dir, source, on_note) as ranks:
         # GPUs are for the cluster; with replicas only the tokenizer is used here, and weights take no memory
         device = "meta" if config.has_replicas else "cpu"
         settings = config.model.model_copy(update={"device": device})
         trained = open_model(settings, source, seed=config.seed)
         if config.has_replicas:
             open_engine: OpenEngine = partial(
-                opening.open_cluster_engine, config, distributed, source, trained, on_note
+                opening.open_cluster_engine, config, ranks, source, trained, on_note
             )
         else:
             copy = partial(opening.DriverCopy, ranks, trained)

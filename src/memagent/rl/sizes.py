@@ -166,28 +166,21 @@ def trainer_memory(
     trained = 0.0 if is_offloaded else num_trained(shape, config) / num_ranks
     has_reference = config.objective.kl_coef > 0 and not (config.has_adapter or is_offloaded)
     shard = shape.weight_bytes / num_ranks
+    layer = shape.layer_parameters / shape.num_layers
+    gathered = BF16 * (GATHERED_LAYERS * layer + shape.vocab_size * shape.hidden_size)
+    per_width = ACTIVATION_BYTES * shape.num_layers
+    if update.checkpointing:
+        per_width = ACTIVATION_BYTES + KEPT_BYTES * shape.num_layers
     return GpuMemory(
         weights=0.0 if is_offloaded else shard,
         reference=shard if has_reference else 0.0,
         masters=MASTER_BYTES * trained,
         gradients=GRADIENT_BYTES * trained,
         moments=MOMENT_BYTES * trained,
-        gathered=_gathered_bytes(shape) if num_ranks > 1 or is_offloaded else 0.0,
-        activations=_activation_bytes(shape, update.checkpointing) * update.max_tokens,
+        gathered=gathered if num_ranks > 1 or is_offloaded else 0.0,
+        activations=per_width * shape.hidden_size * update.max_tokens,
         logits=2 * BF16 * shape.vocab_size * loss_share * update.max_tokens,
     )
-
-
-def _gathered_bytes(shape: ModelShape) -> float:
-    layer = shape.layer_parameters / shape.num_layers
-    return BF16 * (GATHERED_LAYERS * layer + shape.vocab_size * shape.hidden_size)
-
-
-def _activation_bytes(shape: ModelShape, checkpointing: bool) -> float:
-    """Of a token."""
-    if checkpointing:
-        return (ACTIVATION_BYTES + KEPT_BYTES * shape.num_layers) * shape.hidden_size
-    return ACTIVATION_BYTES * shape.num_layers * shape.hidden_size
 
 
 # --- shapes of models -----------------------------------------------------------------------------

@@ -432,9 +432,10 @@ class Trainer:
                 break
             started = perf_counter()
             rows = sft_rows(batch.examples)
-            fitted = await backend.fit(
-                rows, min_schedule_step=self._schedule_by_time(first, settings.steps)
-            )
+            least = 0
+            if not self.config.steps:  # the schedule of a warm start alone ends with the time limit
+                least = first + int(self._limit.share * (settings.steps - first))
+            fitted = await backend.fit(rows, min_schedule_step=min(least, settings.steps - 1))
             seconds = perf_counter() - started
             num_tokens = fitted.pop("packed_tokens")
             progress.warm_step += 1
@@ -456,12 +457,6 @@ class Trainer:
         await self._save()
         await backend.end()
         await self.setup.sync.push(progress.step)
-
-    def _schedule_by_time(self, first: int, num_steps: int) -> int:
-        """Where the schedule of a warm start alone must be, to reach its end with the time limit."""
-        if self.config.steps:
-            return 0
-        return min(first + int(self._limit.share * (num_steps - first)), num_steps - 1)
 
     # --- reinforcement learning ----------------------------------------------------------------
 

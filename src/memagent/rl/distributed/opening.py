@@ -1,15 +1,14 @@
 """Everything of a run that is on a cluster: joined or started, the ranks placed, the engine kept up to date.
 
-async with open_distributed(config, run_dir, source, on_note) as distributed:
-    distributed.backend         the trainer ranks
-    distributed.cluster         for what else runs there
+async with open_distributed(config, run_dir, source, on_note) as ranks:      # of `ranks.cluster`
+    async with open_cluster_engine(config, ranks, source, trained, on_note) as (engine, sync):
+        ...
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,7 @@ import torch
 from memagent.cluster import Bundle, Cluster, open_cluster
 from memagent.engines.base import split_spec
 from memagent.rl.backend import TrainerBackend
-from memagent.rl.distributed.ranks import COLOCATED_SHARE, RankGroup, open_ranks
+from memagent.rl.distributed.ranks import COLOCATED_SHARE, RankGroup
 from memagent.rl.distributed.replicas import (
     EmbeddedReplica,
     OpenReplica,
@@ -29,33 +28,25 @@ from memagent.rl.distributed.replicas import (
     place_replicas,
 )
 from memagent.rl.distributed.vllm_replica import ADAPTER_CONFIG, VllmReplica
-from memagent.rl.distributed.weights import DirectTransfer, DirectWay, direct_way
+from memagent.rl.distributed.weights import DirectTransfer, direct_way
 from memagent.rl.settings import TrainConfig
 from memagent.rl.weights.checkpoint import save_adapter_config
 from memagent.rl.weights.models import Trained
 from memagent.rl.weights.sync import WeightSync
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distributed:
-    """What a run has on a cluster."""
-
-    cluster: Cluster
-    backend: RankGroup
-    way: DirectWay | None
-    """How replicas get weights; None: through the object store."""
-
-
 @asynccontextmanager
 async def open_distributed(
     config: TrainConfig, run_dir: Path, source: str, on_note: Callable[[str], None]
-) -> AsyncIterator[Distributed]:
+) -> AsyncIterator[RankGroup]:
     """Join or start the cluster of a config, and start its trainer ranks. All of it ends with the block."""
     with _joined(config, on_note) as cluster:
         ranks = RankGroup(cluster, config, run_dir, source)
-        way = direct_way(config, on_gpu=ranks.on_gpu)
-        async with open_ranks(ranks) as backend:
-            yield Distributed(cluster=cluster, backend=backend, way=way)
+        try:
+            await ranks.restart()
+            yield ranks
+        finally:
+            ranks.close()
 
 
 @asynccontextmanager
@@ -70,7 +61,6 @@ async def try_cluster(
     assert settings is not None
     with _joined(config, on_note) as cluster:
         ranks = RankGroup(cluster, config, Path(), "")
-        direct_way(config, on_gpu=ranks.on_gpu)
         try:
             await ranks.reserve()
             if config.has_replicas and settings.placement == "separate":
@@ -112,7 +102,7 @@ def _replica_bundle(config: TrainConfig, *, on_gpu: bool) -> Bundle:
 @asynccontextmanager
 async def open_cluster_engine(
     config: TrainConfig,
-    distributed: Distributed,
+    ranks: RankGroup,
     source: str,
     trained: Trained,
     on_note: Callable[[str], None],
@@ -121,16 +111,14 @@ async def open_cluster_engine(
 
     `trained` is the model in the driver, whose tokenizer continues conversations.
     """
-    settings, cluster, ranks = config.cluster, distributed.cluster, distributed.backend
+    settings = config.cluster
     assert settings is not None
     resources = _replica_bundle(config, on_gpu=ranks.on_gpu)
-    way = distributed.way
+    way = direct_way(config, on_gpu=ranks.on_gpu)
     is_colocated = settings.placement == "colocated"
     async with open_replicas(
-        cluster,
-        _opener(
-            config, source, trained, on_gpu=ranks.on_gpu, takes_buckets=distributed.way is not None
-        ),
+        ranks.cluster,
+        _opener(config, source, trained, on_gpu=ranks.on_gpu, takes_buckets=way is not None),
         num=settings.engine_replicas,
         resources=resources,
         options=partial(ranks.beside, resources=resources) if is_colocated else None,

@@ -1,7 +1,8 @@
 """Trainer ranks: processes with a shard of the model each, whose learners make every call together.
 
-    async with open_ranks(RankGroup(cluster, config, run_dir, source)) as backend:      # a `TrainerBackend`
-        await backend.update(groups, policy_version=12)
+    ranks = RankGroup(cluster, config, run_dir, source)      # a `TrainerBackend`
+    await ranks.restart()
+    await ranks.update(groups, policy_version=12)
 
     driver ── groups, once, into the object store ──▶ rank 0, rank 1, ...   each packs all, and runs its share
            ◀── metrics of the first rank
@@ -20,8 +21,8 @@ others with it: the call raises `RanksLost`, and `restart` restarts all ranks, w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -193,22 +194,12 @@ NETWORK = ("gloo", "nccl", "connection", "broken pipe", "socket", "store")
 """Words in errors of a rank that lost another one."""
 
 
-@asynccontextmanager
-async def open_ranks(group: RankGroup) -> AsyncIterator[RankGroup]:
-    """The ranks of a run on a cluster, started. They end with the block."""
-    try:
-        await group.restart()
-        yield group
-    finally:
-        group.close()
-
-
 class RankGroup(TrainerBackend):
     """Trainer ranks on a cluster; see `TrainerBackend`."""
 
     def __init__(self, cluster: Cluster, config: TrainConfig, run_dir: Path, source: str) -> None:
         assert config.cluster is not None
-        self._cluster = cluster
+        self.cluster = cluster
         self._settings = config.cluster
         self.on_gpu = cluster.has_gpus and not (config.model.device or "cuda").startswith("cpu")
         self._told: dict[str, Any] = {
@@ -230,7 +221,7 @@ class RankGroup(TrainerBackend):
         bundle: Bundle = {"CPU": 2 if self._settings.placement == "colocated" else 1}
         if self.on_gpu:
             bundle["GPU"] = 1
-        self.placement = await self._cluster.place(
+        self.placement = await self.cluster.place(
             [bundle] * num, what=f"{num} trainer ranks", set_by="`cluster.trainer_ranks`"
         )
         return self.placement
@@ -270,7 +261,7 @@ class RankGroup(TrainerBackend):
                 ray.kill(actor)
         self.actors = []
         if self.placement is not None:
-            self._cluster.release(self.placement)
+            self.cluster.release(self.placement)
             self.placement = None
 
     # --- weights for replicas ---------------------------------------------------------------------

@@ -175,10 +175,15 @@ class FreeGatherer(Gatherer):
         if collection is None:
             collection = self._start(number, tasks)
         collection.wake()
-        dropped: list[int] = []
+        num_dropped = 0
         while True:
             self._changed.clear()
-            dropped += self._drop_stale(collection)
+            stale = self._admission.drop_stale()  # sampled by an engine with old weights
+            for position in stale:
+                self._forget(self._finished.pop(position))
+            if stale:  # other groups start instead
+                collection.wake()
+            num_dropped += len(stale)
             if (taken := self._admission.take()) is not None:
                 break
             await self._changed.wait()
@@ -186,7 +191,7 @@ class FreeGatherer(Gatherer):
             if self._pump.done():
                 self._pump.result()
                 raise AssertionError("tasks never end")
-        return self._found(taken, len(dropped), collection, tasks)
+        return self._found(taken, num_dropped, collection, tasks)
 
     async def aclose(self) -> None:
         """Cancel what is running."""
@@ -263,15 +268,6 @@ class FreeGatherer(Gatherer):
         self._unwanted.append(group)
         self._changed.set()
         return False
-
-    def _drop_stale(self, collection: Collection) -> list[int]:
-        """Drop what an engine with old weights has sampled; other groups start instead."""
-        dropped = self._admission.drop_stale()
-        for position in dropped:
-            self._forget(self._finished.pop(position))
-        if dropped:
-            collection.wake()
-        return dropped
 
     def _found(
         self, taken: Sequence[int], num_dropped: int, collection: Collection, tasks: TasksAhead
