@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -173,24 +174,24 @@ def _adapter_config(trained: Trained) -> str | None:
         return (Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8")
 
 
+@dataclass(frozen=True, slots=True)
 class DriverCopy(WeightSync):
     """Gives the weights of the ranks to the model in the driver, which an engine there runs on or reads."""
 
-    def __init__(self, backend: TrainerBackend, trained: Trained, inner: WeightSync) -> None:
-        """`inner` gives the weights of `trained` to the engine."""
-        self._backend = backend
-        self._trained = trained
-        self._inner = inner
+    backend: TrainerBackend
+    trained: Trained
+    inner: WeightSync
+    """Gives the weights of `trained` to the engine."""
 
     @property
     def policy_version(self) -> int:
         """The version of the weights that sample replies."""
-        return self._inner.policy_version
+        return self.inner.policy_version
 
     async def push(self, policy_version: int) -> None:
         """Fetch the weights, then make the engine sample from them."""
-        weights = await self._backend.weights()
+        weights = await self.backend.weights()
         with torch.no_grad():
-            for name, parameter in self._trained.parameters:
+            for name, parameter in self.trained.parameters:
                 parameter.copy_(weights[name])
-        await self._inner.push(policy_version)
+        await self.inner.push(policy_version)

@@ -563,38 +563,30 @@ async def suspended(limit: asyncio.Timeout) -> AsyncIterator[None]:
     limit.reschedule(None if due is None else due + loop.time() - started)
 
 
+@dataclass(frozen=True, slots=True)
 class ReplicaSync(WeightSync):
     """Publishes new weights to replicas."""
 
-    def __init__(
-        self,
-        engine: ReplicaEngine,
-        ship: Callable[[], Awaitable[Sequence[Any]]],
-        *,
-        transfer: DirectTransfer | None = None,
-        is_colocated: bool = False,
-    ) -> None:
-        """`ship` puts the current weights into the object store; with a `transfer` they are sent directly.
-
-        Colocated replicas share GPUs with the ranks.
-        """
-        self._engine = engine
-        self._ship = ship
-        self._transfer = transfer
-        self._is_colocated = is_colocated
+    engine: ReplicaEngine
+    ship: Callable[[], Awaitable[Sequence[Any]]]
+    """Puts the current weights into the object store."""
+    transfer: DirectTransfer | None = None
+    """Sends them directly; None where they go through the object store."""
+    is_colocated: bool = False
+    """Whether the replicas share GPUs with the ranks."""
 
     @property
     def policy_version(self) -> int:
         """As it was published last."""
-        return self._engine.policy_version
+        return self.engine.policy_version
 
     async def push(self, policy_version: int) -> None:
         """Calls in progress go on with the new weights. Colocated replicas wake."""
-        if self._is_colocated:
-            await self._engine.wake()
-        await self._engine.push(policy_version, self._ship, self._transfer)
+        if self.is_colocated:
+            await self.engine.wake()
+        await self.engine.push(policy_version, self.ship, self.transfer)
 
     async def release(self) -> None:
         """Colocated replicas sleep until the next `push`."""
-        if self._is_colocated:
-            await self._engine.sleep()
+        if self.is_colocated:
+            await self.engine.sleep()

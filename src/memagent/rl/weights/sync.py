@@ -23,6 +23,7 @@ import secrets
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,36 +91,34 @@ def open_sync(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Colocated(WeightSync):
     """An engine in this process, on the parameters in training or on a merged copy of them."""
 
-    def __init__(
-        self, engine: LocalEngine, merged: MergedCopy | None = None, *, while_running: bool = False
-    ) -> None:
-        """`while_running` changes the merged copy while calls are in progress, which then go on."""
-        self._engine = engine
-        self._merged = merged
-        self._while_running = while_running
+    engine: LocalEngine
+    merged: MergedCopy | None = None
+    while_running: bool = False
+    """Whether the merged copy changes while calls are in progress, which then go on."""
 
     @property
     def policy_version(self) -> int:
         """As the engine reports it."""
-        return self._engine.policy_version
+        return self.engine.policy_version
 
     async def push(self, policy_version: int) -> None:
         """Only a merged copy is written; caches of the old values are dropped."""
-        if self._while_running:
+        if self.while_running:
             await asyncio.to_thread(self._change, policy_version)  # waits for the end of a step
             return
         # cancelled calls end with their step, those that wait for a place with the next one
-        while (load := self._engine.load).num_running or load.num_waiting:
+        while (load := self.engine.load).num_running or load.num_waiting:
             await asyncio.sleep(IDLE_SECONDS)
         self._change(policy_version)
 
     def _change(self, policy_version: int) -> None:
-        with self._engine.changing_weights(policy_version, while_running=self._while_running):
-            if self._merged is not None:
-                self._merged.refresh()
+        with self.engine.changing_weights(policy_version, while_running=self.while_running):
+            if self.merged is not None:
+                self.merged.refresh()
 
 
 class LoraEndpoint(WeightSync):
