@@ -210,11 +210,8 @@ _ASK_SOURCES = "After the answer, name the numbers of the quotes that it rests o
 
 def prompts_for(config: AgentConfig) -> PromptSet:
     """The prompt set of settings, worded for what replies may hold."""
-    return with_format(open_prompts(config.prompts), ReplyFormat.of(config))
-
-
-def with_format(prompts: PromptSet, reply_format: ReplyFormat) -> PromptSet:
-    """A prompt set whose replies may also hold what the format has; the same one for the plain format."""
+    prompts = open_prompts(config.prompts)
+    reply_format = ReplyFormat.of(config)
     offers_no_change = reply_format.no_change and not prompts.no_change
     asked = [
         (offers_no_change, _OFFER_NO_CHANGE),

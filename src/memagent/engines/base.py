@@ -402,7 +402,9 @@ def open_local(model: str, **settings: Any) -> BaseEngine:
         raise ConfigError("no model named; use local:NAME, or local:PATH of a folder or GGUF file")
     config = LocalConfig.parse(settings)
     runtime = runtime_of(model, config)
-    check_runtime(runtime)
+    missing = [library for library in LIBRARIES[runtime] if find_spec(library) is None]
+    if missing:
+        raise ConfigError(f"a local model in {runtime} needs {missing[0]}; {REMEDIES[runtime]}")
     if runtime == "torch":
         from memagent.engines.local.engine import open_torch
 
@@ -419,13 +421,6 @@ def runtime_of(model: str, config: LocalConfig) -> LocalRuntime:
     is_for_gpu = config.device not in (None, "cpu") or (config.device is None and _has_gpus())
     is_file = store.locate(model).is_file()
     return "llama.cpp" if is_file and not is_for_gpu and _is_usable("llama.cpp") else "torch"
-
-
-def check_runtime(runtime: LocalRuntime) -> None:
-    """Raise ConfigError where the libraries of a runtime are not installed."""
-    missing = [library for library in LIBRARIES[runtime] if find_spec(library) is None]
-    if missing:
-        raise ConfigError(f"a local model in {runtime} needs {missing[0]}; {REMEDIES[runtime]}")
 
 
 def local_runtimes() -> str:

@@ -59,7 +59,18 @@ def open_embedder(
     used, a folder, or a hub id that was pulled.
     """
     if spec.startswith(ENDPOINT):
-        return _open_endpoint(spec.removeprefix(ENDPOINT), base_url, settings)
+        model = spec.removeprefix(ENDPOINT)
+        if not model:
+            raise ConfigError("name the model of the embeddings: `embedder=openai:MODEL`")
+        given: dict[str, Any] = {}
+        if len(addresses(base_url)) > 1:
+            raise ConfigError("`embedder_url` is one address")
+        if settings is not None and base_url in (None, settings.base_url):
+            given = settings.model_dump(exclude={"model", "extra_body"})
+            base_url = next(iter(addresses(settings.base_url)), None)
+        from memagent.engines.openai import open_endpoint_at  # brings the HTTP client
+
+        return EndpointEmbedder(open_endpoint_at(model, **{**given, "base_url": base_url}))
     if base_url is not None:
         raise ConfigError(
             f"{spec} runs in this process; an endpoint's model is openai:MODEL, or leave `embedder_url` out"
@@ -88,20 +99,6 @@ def unit(vector: Sequence[float]) -> Vector:
     """A vector of length 1 in the same direction; zeros stay as they are."""
     length = math.sqrt(math.fsum(value * value for value in vector))
     return [value / length for value in vector] if length else list(vector)
-
-
-def _open_endpoint(model: str, base_url: str | None, settings: EngineConfig | None) -> Embedder:
-    if not model:
-        raise ConfigError("name the model of the embeddings: `embedder=openai:MODEL`")
-    given: dict[str, Any] = {}
-    if len(addresses(base_url)) > 1:
-        raise ConfigError("`embedder_url` is one address")
-    if settings is not None and base_url in (None, settings.base_url):
-        given = settings.model_dump(exclude={"model", "extra_body"})
-        base_url = next(iter(addresses(settings.base_url)), None)
-    from memagent.engines.openai import open_endpoint_at  # brings the HTTP client
-
-    return EndpointEmbedder(open_endpoint_at(model, **{**given, "base_url": base_url}))
 
 
 class EndpointEmbedder(Embedder):

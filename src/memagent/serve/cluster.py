@@ -128,7 +128,10 @@ def _application(
     serve = _ray_serve()
 
     def build() -> FastAPI:  # Ray Serve calls functions only, on each replica
-        return replica_app(choice, config)
+        engine = choice.open()
+        app = make_app(cast("ServedEngine", engine), config)
+        app.state.engine = engine
+        return app
 
     deployment = serve.deployment(
         serve.ingress(build)(_ServedModel),
@@ -175,14 +178,6 @@ class _ServedModel:
         """Ray Serve replaces the replica when this raises."""
         if not self.app.state.engine.is_alive:
             raise MachineError("the engine of the replica has ended")
-
-
-def replica_app(choice: EngineChoice, config: ServeConfig) -> FastAPI:
-    """The application of one replica, over an engine that ends with its process."""
-    engine = choice.open()
-    app = make_app(cast("ServedEngine", engine), config)
-    app.state.engine = engine
-    return app
 
 
 def _deploy(application: Any, seconds: float) -> None:

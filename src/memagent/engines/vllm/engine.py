@@ -198,7 +198,7 @@ class VllmEngine(BalancedEngine):
             )
             if not isinstance(result, Completion):
                 return result
-            if not is_cut_short(result):
+            if result.finish_reason != ABORTED:
                 return joined([*parts, result]) if parts else result
             if can_continue(result, sampling):
                 parts.append(result)
@@ -232,11 +232,6 @@ class VllmEngine(BalancedEngine):
 
 ABORTED = "abort"
 """Why vLLM ended a reply that was cut short."""
-
-
-def is_cut_short(result: Completion | Failure) -> bool:
-    """Whether vLLM ended a reply for new weights."""
-    return isinstance(result, Completion) and result.finish_reason == ABORTED
 
 
 def can_continue(part: Completion, sampling: Sampling) -> bool:
