@@ -99,16 +99,18 @@ def measure_budget(
         section_number=LARGE_NUMBER,
         memory_tokens=config.memory_tokens,
     )
-    merge = prompts.merge_messages(
-        question=question, notes=(), memory="", memory_tokens=config.memory_tokens
-    )
     answer = prompts.answer_messages(
         question=question, memory="", num_sections=LARGE_NUMBER, answer_tokens=config.answer_tokens
     )
     quotes = config.quote_tokens if config.asks_quotes else 0
     marks = MARK_TOKENS if config.stop_early else 0
     sources = SOURCES_TOKENS if config.asks_quotes else 0
-    merges = config.merges and not config.joins_memories
+    merge_template = None
+    if config.merges and not config.joins_memories:
+        merge = prompts.merge_messages(
+            question=question, notes=(), memory="", memory_tokens=config.memory_tokens
+        )
+        merge_template = tokenizer.count_messages(merge) - num_question
     budget = Budget(
         window=config.window,
         question=num_question,
@@ -118,7 +120,7 @@ def measure_budget(
         memory=config.memory_tokens + (MISSING_TOKENS if is_parallel else 0),
         read_reply=config.memory_tokens + config.reasoning_tokens + quotes + marks,
         answer_reply=config.answer_tokens + config.reasoning_tokens + sources,
-        merge_template=tokenizer.count_messages(merge) - num_question if merges else None,
+        merge_template=merge_template,
         merge_reply=config.memory_tokens + config.reasoning_tokens + MISSING_TOKENS,
     )
     room = max(0, budget.window - budget.answer_total)

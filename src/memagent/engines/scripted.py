@@ -11,6 +11,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from memagent.engines.base import BaseEngine
@@ -108,21 +109,24 @@ def keyword_reply(messages: Sequence[Message], sampling: Sampling) -> str:
     wanted = _words(blocks.get("question", ""))
     remembered = [line for line in blocks.get("memory", "").splitlines() if line != "(empty)"]
     if "section" not in blocks and not notes:
-        return _cited(remembered[0], remembered) if remembered else "The text does not tell."
+        if not remembered:
+            return "The text does not tell."
+        answer = remembered[0]
+        quotes = (
+            match[1] for line in remembered if answer in line and (match := _quoted.match(line))
+        )
+        number = next(quotes, None)
+        return f"{answer}\nSources: {number}" if number else answer
     units = [*notes, *text_units(blocks.get("section", ""))]
     found = [unit for unit in units if _words(unit) & wanted]
     ranked = sorted(dict.fromkeys(remembered + found), key=lambda unit: -len(_words(unit) & wanted))
-    memory = _first_that_fit(ranked, max_chars=min(sampling.max_tokens * 3, 1000))
+    sizes = accumulate(len(unit) + 1 for unit in ranked)
+    most = min(sampling.max_tokens * 3, 1000) + 1
+    memory = "\n".join(unit for unit, size in zip(ranked, sizes, strict=True) if size <= most)
     if "<quote>" not in prompt:
         return memory
     kept = [unit for unit in found if unit in memory.splitlines()]
     return "\n".join([*(f"<quote>{unit}</quote>" for unit in kept), memory])
-
-
-def _cited(answer: str, lines: list[str]) -> str:
-    """An answer, with the number of the quote that holds it."""
-    numbers = [match[1] for line in lines if (match := _quoted.match(line)) and answer in line]
-    return f"{answer}\nSources: {numbers[0]}" if numbers else answer
 
 
 def text_units(text: str) -> Iterator[str]:
@@ -164,15 +168,6 @@ def _is_abbreviated(text: str, start: int, end: re.Match[str]) -> bool:
     if word in _may_end:
         return not follows[0].isupper()
     return word in _abbreviations or _initials.fullmatch(word) is not None
-
-
-def _first_that_fit(lines: list[str], *, max_chars: int) -> str:
-    kept: list[str] = []
-    for line in lines:
-        if sum(len(other) + 1 for other in kept) + len(line) > max_chars:
-            break
-        kept.append(line)
-    return "\n".join(kept)
 
 
 def _words(text: str) -> set[str]:

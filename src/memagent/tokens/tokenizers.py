@@ -316,10 +316,10 @@ class ByteTokenizer:
     knows_template = False
 
     def count(self, text: str) -> int:
-        return len(_utf8(text))
+        return len(text.encode())
 
     def measure(self, text: str) -> Measured:
-        costs = [1] * len(text) if text.isascii() else [len(_utf8(char)) for char in text]
+        costs = [1] * len(text) if text.isascii() else [len(char.encode()) for char in text]
         return _CostsMeasured(range(1, len(text) + 1), costs)
 
     def count_messages(self, messages: Sequence[Message]) -> int:
@@ -359,7 +359,7 @@ class EstimatingTokenizer:
 
     def _cost(self, piece: str) -> float:
         if not piece.isascii():
-            return max(1.0, len(_utf8(piece)) * 0.6)
+            return max(1.0, len(piece.encode()) * 0.6)
         if piece[-1].isalpha():
             return 1 + max(len(piece) - self.COMMON_WORD_CHARS, 0) / 3
         if piece.isspace():
@@ -459,7 +459,3 @@ def _open_tiktoken(name: str) -> tiktoken.Encoding:
 
 def _allowance(messages: Sequence[Message], count: Callable[[str], int]) -> int:
     return sum(count(message["content"]) for message in messages) + UNKNOWN_TEMPLATE_TOKENS
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8")
