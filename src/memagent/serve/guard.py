@@ -331,7 +331,12 @@ class Guard:
             await self._app(scope, exchange.receive, exchange.send)
             return
         self._gate.check_open()
-        with self._own_place(holder):
+        limit = holder.limits.max_concurrency
+        own_place: AbstractContextManager[None] = nullcontext()
+        if limit is not None:
+            gate = self._key_gates.setdefault((holder.id, limit), AdmissionGate(limit))
+            own_place = gate.admit()
+        with own_place:
             if has_body:
                 expected = self._types[path]
                 kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -347,13 +352,6 @@ class Guard:
                 del body  # a reading takes long, and does not need it
             with self._gate.admit():
                 await self._app(scope, exchange.receive, exchange.send)
-
-    def _own_place(self, holder: KeyHolder) -> AbstractContextManager[None]:
-        """One of the places of a key, where it has a limit."""
-        limit = holder.limits.max_concurrency
-        if limit is None:
-            return nullcontext()
-        return self._key_gates.setdefault((holder.id, limit), AdmissionGate(limit)).admit()
 
 
 class _Exchange:
