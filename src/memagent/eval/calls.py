@@ -15,8 +15,8 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 from memagent.engines.base import BaseEngine, facts_of
-from memagent.engines.embedding import Embedder, Vector
 from memagent.engines.limit import Queue, Slots
+from memagent.engines.local.embedding import Embedder, Vector
 from memagent.errors import EngineError, EngineRefused
 from memagent.replies import KeptReply, Scope
 from memagent.types import Completion, Engine, Message, Sampling, TokenEngine

@@ -48,7 +48,7 @@ from memagent.documents.document import Chunk, Document
 from memagent.documents.ranking import check_bm25, rank_by_words
 from memagent.engines.addresses import key_of_named
 from memagent.engines.base import as_endpoint, facts_of
-from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
+from memagent.engines.local.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
 from memagent.errors import BudgetError, ConfigError, EmptyAnswer, EngineError
 from memagent.eval import prompts
 from memagent.eval.suites import CLOSED_BOOK

@@ -43,8 +43,8 @@ from memagent.data.inspection import depths
 from memagent.data.tasks.registry import MAX_ANSWER_TOKENS
 from memagent.documents.document import Document
 from memagent.engines.base import facts_of
-from memagent.engines.embedding import Embedder
 from memagent.engines.limit import RetryListener
+from memagent.engines.local.embedding import Embedder
 from memagent.errors import (
     EngineError,
     EngineRefused,

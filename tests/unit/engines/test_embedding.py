@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from memagent.engines.embedding import open_embedder, unit
+from memagent.engines.local.embedding import open_embedder, unit
 from memagent.engines.openai import open_endpoint_at, parse_embeddings
 from memagent.errors import ConfigError, EngineRefused
 from memagent.eval.methods import MethodSettings, embedder_for

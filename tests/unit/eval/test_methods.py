@@ -12,7 +12,7 @@ from memagent.agent.model_call import Limits
 from memagent.agent.trace import Trace
 from memagent.data.example import Example, Passage
 from memagent.documents.document import Document
-from memagent.engines.embedding import Embedder, unit
+from memagent.engines.local.embedding import Embedder, unit
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached
 from memagent.eval import prompts

@@ -43,7 +43,7 @@ from memagent.config import AgentConfig, EngineConfig
 from memagent.data.choices import named_sources
 from memagent.data.tasks.lengths import parse_length
 from memagent.engines.base import EngineChoice
-from memagent.engines.embedding import DEFAULT_EMBEDDER
+from memagent.engines.local.embedding import DEFAULT_EMBEDDER
 from memagent.errors import ConfigError
 from memagent.eval.records import ItemRecord, regrade
 from memagent.eval.runner import Evaluation
