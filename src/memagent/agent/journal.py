@@ -38,6 +38,12 @@ def identity(
     prompts: PromptSet,
 ) -> dict[str, Any]:
     """The part of a manifest that decides a reading's trace."""
+    merging = {  # the wording of notes and merges, where a reading has any
+        "note": prompts.note,
+        "merge": prompts.merge,
+        "nothing": prompts.nothing,
+        "merging_sha256": prompts.merging_sha256,
+    }
     return {
         "kind": KIND,
         "questions": list(questions),
@@ -57,21 +63,9 @@ def identity(
             "empty_memory": prompts.empty_memory,
             **({"no_change": prompts.no_change} if prompts.no_change else {}),
             **({"replace": prompts.replace} if prompts.replace else {}),
-            **_merging(config, prompts),
+            **(merging if config.merges else {}),
         },
         "agent": config.model_dump(mode="json"),
-    }
-
-
-def _merging(config: AgentConfig, prompts: PromptSet) -> dict[str, str]:
-    """The wording of notes and merges, where a reading has any."""
-    if not config.merges:
-        return {}
-    return {
-        "note": prompts.note,
-        "merge": prompts.merge,
-        "nothing": prompts.nothing,
-        "merging_sha256": prompts.merging_sha256,
     }
 
 

@@ -309,8 +309,13 @@ def pull(name: str, *, on_progress: OnPull | None = None) -> Path:
     found = find(name)
     if found is not None:
         return found
-    with _storing(), _only_one_pull(name):
-        return find(name) or _pull(name, on_progress or (lambda state: None))
+    from filelock import FileLock
+
+    with _storing():
+        folder = _partial_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{_entry(name)}.lock"):  # a second pull waits, then finds it done
+            return find(name) or _pull(name, on_progress or (lambda state: None))
 
 
 def remove(name: str) -> None:
@@ -398,17 +403,6 @@ def _storing() -> Iterator[None]:
                 "XDG_DATA_HOME to another folder"
             ) from None
         raise
-
-
-@contextmanager
-def _only_one_pull(name: str) -> Iterator[None]:
-    """A second pull of the same model waits for the first, then finds it done."""
-    from filelock import FileLock
-
-    folder = _partial_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{_entry(name)}.lock"):
-        yield
 
 
 # --- pulling ------------------------------------------------------------------------------------
@@ -701,17 +695,12 @@ def _reported(
 @contextmanager
 def _quiet_hub() -> Iterator[None]:
     """Without the progress bars of the hub's library: we have our own."""
-    from huggingface_hub.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub import utils
 
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
+    has_bars = not utils.are_progress_bars_disabled()
+    utils.disable_progress_bars()
     try:
         yield
     finally:
-        enable_progress_bars()
+        if has_bars:
+            utils.enable_progress_bars()

@@ -74,7 +74,9 @@ def yarn_settings(
             f"YaRN is set for {', '.join(ARCHITECTURES)}, not for {architecture}; leave "
             "`yarn_window` and `yarn_factor` out"
         )
-    scaling = _scaling(config)
+    # in the words of transformers 5 or 4
+    told = (config.get(name) for name in ("rope_parameters", "rope_scaling"))
+    scaling: Mapping[str, Any] = next((one for one in told if isinstance(one, Mapping)), {})
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ("default", "yarn"):
         raise ConfigError(
@@ -99,14 +101,6 @@ def vllm_arguments(settings: YarnSettings) -> list[str]:
     """The arguments that make vLLM stretch the model in the same way."""
     overrides = json.dumps(settings.overrides, separators=(",", ":"))
     return ["--hf-overrides", overrides, "--max-model-len", str(settings.window)]
-
-
-def _scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How positions are scaled, in the words of transformers 5 or 4."""
-    for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(found := config.get(name), Mapping):
-            return found
-    return {}
 
 
 def _original_window(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> int:
