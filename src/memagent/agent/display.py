@@ -19,6 +19,7 @@ MAX_ROWS = 40
 """Sections that are shown; of more, the first and the last ones."""
 MAX_CHARS = 4000
 """Characters of one memory or answer that are shown."""
+CELL = 'style="text-align: left; white-space: pre-wrap"'
 COLUMNS = ("section", "where", "memory", "flags")
 
 _hidden = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -30,7 +31,8 @@ def trace_html(trace: Trace) -> str:
     """The trace as HTML."""
     header = "".join(f"<th>{name}</th>" for name in COLUMNS)
     rows = "".join(
-        "<tr>" + "".join(_html_cell(cell) for cell in row) + "</tr>" for row in _rows(trace)
+        f"<tr>{''.join(f'<td {CELL}>{_as_html(cell)}</td>' for cell in row)}</tr>"
+        for row in _rows(trace)
     )
     return (
         '<div style="max-width: 60em">'
@@ -102,10 +104,6 @@ def _summary(trace: Trace) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ..."
-
-
-def _html_cell(text: str) -> str:
-    return f'<td style="text-align: left; white-space: pre-wrap">{_as_html(text)}</td>'
 
 
 def _as_html(text: str) -> str:

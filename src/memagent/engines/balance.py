@@ -80,15 +80,17 @@ class Balancer:
         When all are set aside and none was tried, it is the one whose time is up first, to find
         out whether it is back.
         """
-        in_use = [n for n in range(len(self._states)) if n not in tried and self._is_in_use(n)]
+        states = self._states
+        in_use = [n for n in range(len(states)) if n not in tried and self._is_in_use(n)]
         if not in_use:
-            return None if tried else min(range(len(self._states)), key=self._comes_back)
-        least = min(self._states[number].num_active for number in in_use)
+            all_states = [(one.aside_until, one.num_active, n) for n, one in enumerate(states)]
+            return None if tried else min(all_states)[2]
+        least = min(states[number].num_active for number in in_use)
         for prefix in reversed(prefixes):
             home = self._homes.get(prefix)
-            if home in in_use and self._states[home].num_active - least <= self._slack:
+            if home in in_use and states[home].num_active - least <= self._slack:
                 return home
-        return min(in_use, key=self._busyness)
+        return min(in_use, key=lambda n: (states[n].num_active, states[n].num_started))
 
     def begin(self, number: int, prefixes: Iterable[bytes] = ()) -> None:
         """A call goes to an endpoint."""
@@ -129,12 +131,6 @@ class Balancer:
         if not state.num_asides:
             return True
         return self._clock() >= state.aside_until and not state.num_active
-
-    def _busyness(self, number: int) -> tuple[int, int]:
-        return self._states[number].num_active, self._states[number].num_started
-
-    def _comes_back(self, number: int) -> tuple[float, int]:
-        return self._states[number].aside_until, self._states[number].num_active
 
 
 class BalancedEngine(EndpointEngine):
@@ -195,7 +191,8 @@ class BalancedEngine(EndpointEngine):
     ) -> Completion | Failure:
         """One request to one endpoint after the other, each at most once, until one replies."""
         failures: dict[int, Failure] = {}
-        async with self._total_slots().slot():
+        slots = Slots(self.config.concurrency)
+        async with self._slots.setdefault(asyncio.get_running_loop(), slots).slot():
             number = self._balancer.choose(prefixes)
             while number is not None:
                 result = await self._ask(number, prefixes, request)
@@ -225,10 +222,6 @@ class BalancedEngine(EndpointEngine):
         if isinstance(result, Completion) or result.kind != "unreachable":
             endpoint._has_answered = True
         return result
-
-    def _total_slots(self) -> Slots:
-        loop = asyncio.get_running_loop()
-        return self._slots.setdefault(loop, Slots(self.config.concurrency))
 
     def _check_alike(self, engines: Sequence[EndpointEngine]) -> None:
         models = {engine.model: engine.address for engine in engines}

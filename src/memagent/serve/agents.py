@@ -110,7 +110,7 @@ class AgentServer:
             stop=body.stop,
             n=body.num_choices,
         )
-        replies = await unless_disconnected(request, _awaited(answer(call)))
+        replies = await unless_disconnected(request, answer(call))
         if replies is None:
             return Response(status_code=CLIENT_GONE)
         if body.stream:
@@ -144,10 +144,6 @@ async def serving_agents(host: str = "127.0.0.1", port: int = 0) -> AsyncIterato
         yield server
 
 
-async def _awaited(replies: Awaitable[AgentReplies]) -> AgentReplies:
-    return await replies
-
-
 def _whole(replies: AgentReplies) -> Json:
     choices = [
         choice(index, text, reason or "stop")
@@ -155,7 +151,7 @@ def _whole(replies: AgentReplies) -> Json:
     ]
     head = new_head("chatcmpl", replies.model)
     usage = usage_of(replies.prompt_tokens, replies.completion_tokens)
-    return {**head, "object": WHOLE, "choices": choices, "usage": usage}
+    return {"id": head["id"], "object": WHOLE, **head, "choices": choices, "usage": usage}
 
 
 async def _chunks(replies: AgentReplies, *, has_usage: bool) -> AsyncGenerator[str, None]:

@@ -72,7 +72,8 @@ def serving_on(
     try:
         resources = replica_resources(cluster, choice)
         _deploy(_application(choice, config, num_replicas, resources), start_seconds)
-        yield f"http://{_shown(config.host)}:{config.port}"
+        host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host  # for clients
+        yield f"http://{host}:{config.port}"
     finally:
         with suppress(Exception):  # the cluster may be gone
             serve.delete(APPLICATION)
@@ -230,8 +231,3 @@ def _ray_llm() -> Any:
             '"memagent[ray,vllm]"'
         ) from None
     return llm
-
-
-def _shown(host: str) -> str:
-    """An address for clients in place of one that means all addresses."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host

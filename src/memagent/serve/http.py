@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar, get_type_hints
 
@@ -184,7 +184,7 @@ async def with_error_event(
             yield write(INTERNAL)
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T | None:
     """The result of `work`; None if the client disconnects first, which cancels it."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_disconnected(request))

@@ -64,7 +64,15 @@ def export_page(api: ViewerApi) -> ExportedPage:
 def bundle() -> str:
     """The modules of the page as one script; each keeps its names to itself."""
     sources = assets()
-    return "".join(_wrapped(name, sources[f"{name}.js"]) for name in MODULES)
+    modules = []
+    for name in MODULES:
+        source = sources[f"{name}.js"]
+        exports = ", ".join(match[2] for match in _export.finditer(source))
+        body = _import.sub(lambda match: f"const {{{match[1]}}} = module_{match[2]};\n", source)
+        body = _export.sub(r"\1 \2", body)
+        wrapped = f"(() => {{\n{body}\nreturn {{ {exports} }};\n}})();\n"
+        modules.append(f"const module_{name} = {wrapped}")
+    return "".join(modules)
 
 
 class _Answers:
@@ -154,13 +162,6 @@ class _Answers:
                     self.add(f"{path}/steps/{number}/prompt", self._api.prompt(run, key, number))
             if step["has_text"]:
                 self.add(f"{path}/steps/{number}/section", self._api.section(run, key, number))
-
-
-def _wrapped(name: str, source: str) -> str:
-    exports = [match[2] for match in _export.finditer(source)]
-    body = _import.sub(lambda match: f"const {{{match[1]}}} = module_{match[2]};\n", source)
-    body = _export.sub(r"\1 \2", body)
-    return f"const module_{name} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();\n"
 
 
 def _page(answers: dict[str, Json]) -> str:

@@ -278,7 +278,8 @@ class LlamaEngine(EndpointEngine):
         call = object()
         self._num_tokens[call] = len(prompt_ids) + sampling.max_tokens
         try:
-            async with self._turns_of_loop()[number].slot():
+            new = [Slots(1) for _ in range(self.calls_at_once or 1)]
+            async with self._turns.setdefault(asyncio.get_running_loop(), new)[number].slot():
                 body = {
                     **_sampling_fields(sampling),
                     "prompt": list(prompt_ids),
@@ -300,12 +301,6 @@ class LlamaEngine(EndpointEngine):
         client = super()._client()
         client.headers["Connection"] = "close"  # the server closes some that it says it keeps
         return client
-
-    def _turns_of_loop(self) -> list[Slots]:
-        loop = asyncio.get_running_loop()
-        if loop not in self._turns:
-            self._turns[loop] = [Slots(1) for _ in range(self.calls_at_once or 1)]
-        return self._turns[loop]
 
     def _start(self, *, port: int) -> Server:
         parameters = json.dumps({**self._parameters, "port": port})

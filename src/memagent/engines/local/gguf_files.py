@@ -152,7 +152,10 @@ def _convert(path: Path, folder: Path) -> GgufHeader:
         with (
             replacing_folder(folder, is_shared=True) as part,
             foreign_file(
-                path, "cannot be converted", seconds=CONVERSION_SECONDS, unless=_is_disk_error
+                path,
+                "cannot be converted",
+                seconds=CONVERSION_SECONDS,
+                unless=lambda error: isinstance(error, OSError),
             ),
         ):
             _write_tokenizer(path, fields, part)
@@ -166,10 +169,6 @@ def _convert(path: Path, folder: Path) -> GgufHeader:
         ) from None
     evict_oldest(folder.parent, max_bytes=MAX_CACHE_BYTES, keep=folder)
     return _load(folder)
-
-
-def _is_disk_error(error: BaseException) -> bool:
-    return isinstance(error, OSError)
 
 
 def _read(path: Path) -> GgufContents:

@@ -360,7 +360,11 @@ class Gateway:
             async with self._turn(reading_id):
                 begin = partial(self._begin, account.owner, reading_id, identity, text)
                 path, earlier = await in_thread(writing, begin)
-                await self._drop_old()
+                now = time.monotonic()
+                if now - self._dropped >= DROP_SECONDS or not self._dropped:
+                    self._dropped = now
+                    find = partial(state.old_readings, keep_days=self._config.keep_days)
+                    await self._drop(await in_thread(writing, find))
                 chunks = await asyncio.to_thread(reader.chunks, text.document)
                 journal = await in_thread(writing, _open_journal, path, identity, earlier)
                 is_finished = False
@@ -428,12 +432,6 @@ class Gateway:
         if texts:
             await self._drop(await in_thread(state.writing, state.readings_of_deleted))
             await in_thread(state.writing, state.forget_texts_of_deleted)
-
-    async def _drop_old(self) -> None:
-        if time.monotonic() - self._dropped >= DROP_SECONDS or not self._dropped:
-            self._dropped = time.monotonic()
-            find = partial(self._state.old_readings, keep_days=self._config.keep_days)
-            await self._drop(await in_thread(self._state.writing, find))
 
     async def _drop(self, reading_ids: Sequence[str]) -> None:
         """Delete readings, but those that are under way."""
