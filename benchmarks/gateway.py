@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from memagent.serve.run import prepare_process
+from memagent.serve.http import prepare_process
 from memagent.types import Completion, Message, Sampling, Usage
 from tests.support.gateways import MODEL, PatientEngine, serving_gateway
 

@@ -32,7 +32,7 @@ from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.engines.openai import EndpointEngine
 from memagent.serve.app import make_app
-from memagent.serve.run import serving
+from memagent.serve.http import serving
 from memagent.types import Sampling
 from tests.support.broken_gpu import break_gpu
 from tests.support.processes import children, is_running

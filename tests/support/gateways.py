@@ -23,9 +23,9 @@ from memagent.agent.reader import Reader
 from memagent.config import GatewayConfig, ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.engines.scripted import ScriptedEngine, keyword_reply
+from memagent.serve.http import serving
 from memagent.serve.reading.app import gateway_app
 from memagent.serve.reading.state import DATABASE, GatewayState, state_folder
-from memagent.serve.run import serving
 from memagent.types import Completion, Message, Sampling
 
 MODEL = "memagent"

@@ -53,7 +53,7 @@ IMPORTS = (
     "memagent.eval.setup",
     "memagent.rl.trainer",
     "memagent.serve.reading.app",
-    "memagent.serve.run",
+    "memagent.serve.http",
 )
 """What most commands of the documentation import."""
 CLIENT = """\

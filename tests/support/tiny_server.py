@@ -14,7 +14,7 @@ from memagent.config import LocalConfig, ServeConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.serve.app import make_app
-from memagent.serve.run import serving
+from memagent.serve.http import serving
 from tests.support.timing import wait_until
 
 

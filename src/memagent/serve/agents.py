@@ -30,11 +30,11 @@ from memagent.serve.http import (
     EventStream,
     Json,
     event,
+    serving_here,
     unless_disconnected,
     web_app,
 )
 from memagent.serve.keys import KeyHolder, key_in
-from memagent.serve.run import serving_here
 from memagent.serve.wire import ApiError, ChatRequest
 from memagent.types import Message
 

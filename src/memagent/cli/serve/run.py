@@ -237,8 +237,8 @@ def _serve_local(chosen: ServeOptions) -> None:
         require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
     opener_of("local")
     from memagent.serve.app import make_app
+    from memagent.serve.http import serve
     from memagent.serve.listen import bound
-    from memagent.serve.run import serve
 
     with bound(
         chosen.server.host, chosen.server.port
@@ -282,10 +282,10 @@ def _serve_reader(chosen: ServeOptions) -> None:
         require(library, f'memagent serve needs {library}; pip install "memagent[serve]"')
     choice = chosen.choose()
     opener_of(choice.kind)
+    from memagent.serve.http import serve
     from memagent.serve.listen import bound
     from memagent.serve.reading.app import gateway_app, keys_of
     from memagent.serve.reading.state import GatewayState, state_folder
-    from memagent.serve.run import serve
 
     keys_of(chosen.gateway, chosen.server)  # before a model is loaded in vain
     console = CommandConsole()
