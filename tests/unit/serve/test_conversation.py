@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memagent.documents.document import Document
-from memagent.serve.reading.conversation import (
+from memagent.serve.reading.requests import (
     MessagePart,
     Utterance,
     as_messages,

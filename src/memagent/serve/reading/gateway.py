@@ -55,9 +55,14 @@ from memagent.serve.chat import (
 )
 from memagent.serve.guard import Measure
 from memagent.serve.keys import KeyHolder
-from memagent.serve.reading.conversation import LongText, Utterance, as_messages, split_long
 from memagent.serve.reading.files import RequestFiles
-from memagent.serve.reading.requests import GatewayRequest
+from memagent.serve.reading.requests import (
+    GatewayRequest,
+    LongText,
+    Utterance,
+    as_messages,
+    split_long,
+)
 from memagent.serve.reading.state import DAMAGED, GatewayState, in_thread
 from memagent.serve.wire import ApiError
 from memagent.tokens.tokenizers import Tokenizer
