@@ -25,8 +25,7 @@ from memagent.errors import RunError, plain
 from memagent.eval.records import read_evaluation
 from memagent.viewer.evaluations import MAX_ITEMS, PAGE_ITEMS, Items, comparison
 from memagent.viewer.library import FileState, Library, ListedRun, Texts, version_of
-from memagent.viewer.step_prompts import step_prompt
-from memagent.viewer.traces import AskRun, Json, StoredTrace, step_detail, step_section
+from memagent.viewer.traces import AskRun, Json, StoredTrace, step_detail, step_prompt, step_section
 from memagent.viewer.trainings import Training
 
 T = TypeVar("T")
