@@ -238,22 +238,10 @@ class _Fields:
     def optional_text(self, name: str) -> str | None:
         return self.text(name) if name in self._values else None
 
-    def texts(self, name: str) -> list[str]:
+    def list_of(self, name: str, *kinds: type, what: str = "numbers") -> list[Any]:
         value = self._values.get(name)
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise self._error(name, "a list of texts")
-        return value
-
-    def integers(self, name: str) -> list[int]:
-        value = self._values.get(name)
-        if not isinstance(value, list) or not all(type(one) is int for one in value):
-            raise self._error(name, "a list of numbers")
-        return value
-
-    def numbers(self, name: str) -> list[float]:
-        value = self._values.get(name)
-        if not isinstance(value, list) or not all(type(one) in (int, float) for one in value):
-            raise self._error(name, "a list of numbers")
+        if not isinstance(value, list) or not all(type(one) in kinds for one in value):
+            raise self._error(name, f"a list of {what}")
         return value
 
     def counts(self, name: str, *, default: str | None = None) -> list[int]:
@@ -278,7 +266,7 @@ class _Fields:
         if field not in self._values:
             return None
         number = self.integer(field, low=0)
-        if number >= len(self.texts("tokenizer.ggml.tokens")):
+        if number >= len(self.list_of("tokenizer.ggml.tokens", str, what="texts")):
             raise self._error(field, "a token of the vocabulary")
         return number
 
@@ -302,7 +290,7 @@ def _write_config(fields: _Fields, contents: GgufContents, folder: Path) -> None
         "intermediate_size": fields.integer(f"{architecture}.feed_forward_length"),
         "num_hidden_layers": fields.integer(f"{architecture}.block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _num_kv_heads(fields),
+        "num_key_value_heads": max(_kv_heads(fields)),
         "max_position_embeddings": fields.integer(f"{architecture}.context_length"),
         "rms_norm_eps": _as_written(
             fields.number(f"{architecture}.attention.layer_norm_rms_epsilon")
@@ -333,7 +321,7 @@ def _write_index(
     kept = {
         "architecture": architecture,
         "num_heads": max(fields.counts(f"{architecture}.attention.head_count")),
-        "num_kv_heads": _num_kv_heads(fields),
+        "num_kv_heads": max(_kv_heads(fields)),
         "window": fields.integer(f"{architecture}.context_length"),
         "cache_bytes": _cache_bytes(fields),
         "refusal": refusal,
@@ -347,10 +335,6 @@ def _write_index(
 
 def _write_json(file: Path, values: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(values), encoding="utf-8")
-
-
-def _num_kv_heads(fields: _Fields) -> int:
-    return max(_kv_heads(fields))
 
 
 def _kv_heads(fields: _Fields) -> list[int]:
@@ -388,7 +372,7 @@ def _as_written(value: float) -> float:
 
 
 def _write_tokenizer(path: Path, fields: _Fields, folder: Path) -> None:
-    tokens = fields.texts("tokenizer.ggml.tokens")
+    tokens = fields.list_of("tokenizer.ggml.tokens", str, what="texts")
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, ours in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
         number = fields.token(name)
@@ -410,7 +394,7 @@ def _tokenizer(path: Path, fields: _Fields, tokens: list[str]) -> Tokenizer:
             f"{path} has a tokenizer of type {plain(f'{model}/{kind}', 80)}; known: {SENTENCE_PIECE}, "
             f"{', '.join(f'gpt2/{name}' for name in PRE_TOKENIZERS)}; use an endpoint, or the Hugging Face folder"
         )
-    kinds = fields.integers("tokenizer.ggml.token_type")
+    kinds = fields.list_of("tokenizer.ggml.token_type", int)
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens) or len(kinds) != len(tokens):
         raise ConfigError(
@@ -421,7 +405,8 @@ def _tokenizer(path: Path, fields: _Fields, tokens: list[str]) -> Tokenizer:
         tokenizer = _sentence_pieces(fields, vocabulary)
     else:
         assert kind is not None, "it is in PRE_TOKENIZERS"
-        merges: list[Any] = [tuple(one.split(" ")) for one in fields.texts("tokenizer.ggml.merges")]
+        pairs = fields.list_of("tokenizer.ggml.merges", str, what="texts")
+        merges: list[Any] = [tuple(one.split(" ")) for one in pairs]
         ignores = kind in WHOLE_WORDS
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=ignores))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PRE_TOKENIZERS[kind])
@@ -440,8 +425,8 @@ def _tokenizer(path: Path, fields: _Fields, tokens: list[str]) -> Tokenizer:
 
 def _sentence_pieces(fields: _Fields, vocabulary: Mapping[str, int]) -> Tokenizer:
     """Of Gemma and Llama 2: a pair is merged if the whole is in the vocabulary, that with the best score first."""
-    scores = fields.numbers("tokenizer.ggml.scores")
-    kinds = fields.integers("tokenizer.ggml.token_type")
+    scores = fields.list_of("tokenizer.ggml.scores", int, float)
+    kinds = fields.list_of("tokenizer.ggml.token_type", int)
     pairs = [
         (-scores[number], number, (token[:cut], token[cut:]))
         for token, number in vocabulary.items()
