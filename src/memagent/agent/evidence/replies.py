@@ -128,7 +128,13 @@ class _Parser:
 
     def _close(self, said: str) -> None:
         if said.strip():
-            self._quotes.append(self._quote(said))
+            is_item = self._open == "item"
+            # name, value and quote, which may hold the separator too
+            parts = said.split(SEPARATOR, 2) if is_item else [said]
+            *names, text = (part.strip() for part in parts)
+            name, value = ((one or None) for one in (*names, "", "")[:2])
+            self._is_malformed |= is_item and name is None
+            self._quotes.append(Quote(text=text, item=name, value=value))
         self._open, self._inside = None, []
 
     def _leave_open(self) -> None:
@@ -138,25 +144,8 @@ class _Parser:
         self._close(line)
         self._memory.append(end + rest)
 
-    def _quote(self, said: str) -> Quote:
-        if self._open == "quote":
-            return Quote(text=said.strip())
-        name, value, text = _fields(said)
-        self._is_malformed |= name is None
-        return Quote(text=text, item=name, value=value)
-
     def result(self) -> ParsedReply:
         if self._open is not None:
             self._leave_open()
         memory = "".join(self._memory).strip()
         return ParsedReply(memory, tuple(self._quotes), self._says_enough, self._is_malformed)
-
-
-def _fields(said: str) -> tuple[str | None, str | None, str]:
-    """Name, value and quote of an item; a quote may hold the separator too."""
-    parts = [part.strip() for part in said.split(SEPARATOR, 2)]
-    if len(parts) == 1:
-        return None, None, parts[0]
-    if len(parts) == 2:
-        return parts[0] or None, None, parts[1]
-    return parts[0] or None, parts[1] or None, parts[2]
