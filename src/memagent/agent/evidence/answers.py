@@ -109,17 +109,8 @@ class _Value(NamedTuple):
     """Its unit or currency, in one form for singular and plural; empty without one."""
 
 
-def number_in(value: str | None) -> Decimal | None:
-    """The number in a value; None where there is none, or more than one, as in dates and times.
-
-    >>> number_in("1,200.50 crowns"), number_in("14:30")
-    (Decimal('1200.50'), None)
-    """
-    found = _value_in(value)
-    return None if found is None else found.number
-
-
 def _value_in(value: str | None) -> _Value | None:
+    """The number in a value; None where there is none, or more than one, as in dates and times."""
     text = value or ""
     found = _number.search(text)
     if found is None:

@@ -130,11 +130,6 @@ def look_up(
     return tuple(sorted(chosen, key=lambda entry: entry.number))
 
 
-def ranked(ledger: Sequence[Quote], question: str) -> list[Citation]:
-    """The quotes with their numbers, those that fit the question best first."""
-    return _by_fit(entries_of(ledger), question)
-
-
 def _by_fit(entries: Sequence[Citation], question: str) -> list[Citation]:
     scores = _scores(entries, question)
     return sorted(entries, key=lambda entry: (-scores[entry.number], entry.number))

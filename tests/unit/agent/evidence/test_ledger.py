@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from memagent.agent.evidence.answers import ShownLedger, cite, number_in, show_ledger, tally_of
+from memagent.agent.evidence.answers import ShownLedger, cite, show_ledger, tally_of
 from memagent.agent.evidence.ledger import (
     Citation,
     asked_numbers,
@@ -138,7 +138,6 @@ def test_values_that_are_no_numbers_have_no_sum() -> None:
         "different names: 1",
         "the mayor: 2 entries, last value Eve [2]",
     ]
-    assert number_in("no number") is None
 
 
 def test_a_sentence_that_is_quoted_again_with_more_of_it_counts_once() -> None:
