@@ -26,6 +26,7 @@ from memagent.serve.http import (
     Json,
     event,
     health_routes,
+    model_routes,
     unless_disconnected,
     web_app,
     with_error_event,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from memagent.engines.local.engine import LocalEngine
 
     ServedEngine = LocalEngine | LlamaEngine
-
-MODELS = "/v1/models"
 
 
 def make_app(
@@ -62,8 +61,7 @@ def make_app(
         [
             Route("POST", "/v1/chat/completions", service.chat),
             Route("POST", "/v1/completions", service.complete),
-            Route("GET", MODELS, service.models),
-            Route("GET", f"{MODELS}/{{name:path}}", service.model),
+            *model_routes([engine.public_name], service.card),
             *health_routes(gate, metrics, engine, metrics_need_key=False),
         ],
         config,
@@ -90,16 +88,9 @@ class Service:
     async def complete(self, request: Request, body: CompletionRequest) -> Response:
         return await self._generate(request, body)
 
-    async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card]})
-
-    async def model(self, request: Request, name: str) -> Response:
-        self._check_model(name)
-        return JSONResponse(self._card)
-
-    @property
-    def _card(self) -> Json:
+    def card(self, name: str) -> Json:
         """The served model in vLLM's format."""
+        self._check_model(name)
         engine = self._engine
         return {
             "id": engine.public_name,

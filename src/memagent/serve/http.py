@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar, get_type_hints
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -71,6 +71,7 @@ DESCRIBED: dict[int | str, Json] = {
 """The errors of all routes, as the description of the API has them."""
 STREAMED: Json = {"responses": {"200": {"content": {"text/event-stream": {}}}}}
 """What the description adds for a route that streams where it is asked to."""
+MODELS = "/v1/models"
 END_OF_EVENTS = "data: [DONE]\n\n"
 QUICK_BYTES = 20_000
 """Bodies up to this size are parsed at once; larger ones in a thread."""
@@ -157,6 +158,20 @@ def health_routes(
         Route("GET", "/health", health, needs_key=False),
         Route("GET", "/metrics", render, needs_key=metrics_need_key),
     ]
+
+
+def model_routes(names: Sequence[str], card: Callable[[str], Json]) -> list[Route]:
+    """/v1/models with the cards of some models, and the card of each; `card` raises for others."""
+
+    async def models(request: Request) -> Response:
+        """List the models."""
+        return JSONResponse({"object": "list", "data": list(map(card, names))})
+
+    async def model(request: Request, name: str) -> Response:
+        """Show a model."""
+        return JSONResponse(card(name))
+
+    return [Route("GET", MODELS, models), Route("GET", f"{MODELS}/{{name:path}}", model)]
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from memagent.serve.http import (
     EventStream,
     Json,
     health_routes,
+    model_routes,
     unless_disconnected,
     web_app,
     with_error_event,
@@ -41,7 +42,6 @@ from memagent.serve.reading.state import GatewayState, keys_file
 from memagent.serve.responses import ResponseAnswer
 from memagent.types import Usage
 
-MODELS = "/v1/models"
 MODELS_LISTED = (
     MODEL,
     f"{MODEL}:evidence=true",
@@ -77,8 +77,7 @@ def gateway_app(
             Route("POST", "/v1/chat/completions", service.chat, more=STREAMED),
             Route("POST", "/v1/responses", service.responses, more=STREAMED),
             *files.routes,
-            Route("GET", MODELS, service.models),
-            Route("GET", f"{MODELS}/{{name:path}}", service.model),
+            *model_routes(MODELS_LISTED, service.card),
             Route("GET", "/openapi.json", service.description),
             *health_routes(gate, metrics, engine, metrics_need_key=True),
         ],
@@ -116,17 +115,9 @@ class GatewayService:
         self._metrics = metrics
         self._created = int(time.time())
 
-    async def models(self, request: Request) -> Response:
-        """List the models."""
-        cards = [self._card(name) for name in MODELS_LISTED]
-        return JSONResponse({"object": "list", "data": cards})
-
-    async def model(self, request: Request, name: str) -> Response:
-        """Show a model."""
+    def card(self, name: str) -> Json:
+        """The model with settings in its name."""
         settings_in_name(name)
-        return JSONResponse(self._card(name))
-
-    def _card(self, name: str) -> Json:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "memagent"}
 
     async def description(self, request: Request) -> Response:
