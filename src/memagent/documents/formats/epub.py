@@ -103,27 +103,23 @@ class _Package:
             raise damaged(raw, "epub", f"{CONTAINER} names no package", _ADVICE)
         return cls(_xml(archive, path, raw), posixpath.dirname(path))
 
-    def path(self, item: ElementTree.Element) -> str:
-        return _resolved(self.folder, item.get("href", ""))
-
-    def items(self) -> Iterator[ElementTree.Element]:
-        return self.root.iterfind(".//{*}manifest/{*}item")
+    def items(self) -> Iterator[tuple[ElementTree.Element, str]]:
+        """Entries of the manifest with their paths."""
+        for item in self.root.iterfind(".//{*}manifest/{*}item"):
+            yield item, _resolved(self.folder, item.get("href", ""))
 
     def pages(self) -> list[str]:
         """Paths of the pages in reading order. Pictures and styles in the manifest are not pages."""
-        pages = {
-            item.get("id"): self.path(item)
-            for item in self.items()
-            if item.get("media-type") in PAGE_TYPES
-        }
+        found = (each for each in self.items() if each[0].get("media-type") in PAGE_TYPES)
+        pages = {item.get("id"): path for item, path in found}
         ids = [each.get("idref") for each in self.root.iterfind(".//{*}spine/{*}itemref")]
         return [pages[name] for name in ids if name in pages]
 
     def contents(self) -> str | None:
         """Path of the table of contents: the page for it, or the older form for programs."""
-        for item in self.items():
+        for item, path in self.items():
             if "nav" in item.get("properties", "").split() or item.get("media-type") == NCX_TYPE:
-                return self.path(item)
+                return path
         return None
 
 
