@@ -1,15 +1,6 @@
 """Who may import whom. Rooms stand in rows, and imports point down.
 
-    row 6   cli
-    row 5   rl  viewer
-    row 4   eval  serve
-    row 3   agent  data
-    row 2   documents  engines  rewards
-    row 1   tokens
-    row 0   types  errors  config  cluster  cluster_workers  runs  run_files  tracking  blocking  files  processes  launcher  watchdog  names  plugins
-            foreign  gguf_format  profiles  trust  _version
-
-A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
+A module may import its own room and rooms of lower rows; the lowest row is one room. `memagent/__init__.py`
 is the front door and may name anything, but nothing inside comes in through it.
 """
 
@@ -29,39 +20,22 @@ from memagent.cli.main import app
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "memagent"
 FRONT_DOOR = "memagent"
 
-ROWS: tuple[tuple[str, ...], ...] = (
-    (
-        "types",
-        "errors",
-        "config",
-        "cluster",
-        "cluster_workers",
-        "replies",
-        "runs",
-        "run_files",
-        "tracking",
-        "blocking",
-        "files",
-        "processes",
-        "launcher",
-        "watchdog",
-        "names",
-        "plugins",
-        "foreign",
-        "gguf_format",
-        "profiles",
-        "trust",
-        "_version",
-    ),
-    ("tokens",),
-    ("documents", "engines", "rewards"),
-    ("agent", "data"),
-    ("eval", "serve"),
-    ("rl", "viewer"),
-    ("cli",),
-)
-"""From the bottom up. A new room is added here, and in ARCHITECTURE.md."""
-ROW_OF = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
+ROWS = """
+    cli
+    rl viewer
+    eval serve
+    agent data
+    documents engines rewards
+    tokens
+    types errors config replies runs run_files tracking blocking files names plugins foreign gguf_format \
+    profiles trust cluster cluster_workers processes launcher watchdog _version
+"""
+"""From the top down; a backslash continues a row. A new room is added here, and in ARCHITECTURE.md."""
+ROW_OF = {
+    room: number
+    for number, row in enumerate(reversed(ROWS.strip().splitlines()))
+    for room in row.split()
+}
 
 ONLY_ALLOWED: dict[tuple[str, str], tuple[str, ...]] = {
     ("rl", "eval"): ("memagent.eval.runner",),

@@ -39,6 +39,7 @@ from memagent.documents.sample import town_archive
 from memagent.engines import store
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
+from tests.support.timing import IF_SLOW
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,10 +52,6 @@ SHORTER = (
     "rollout.group_size=2", "update.updates=1", "validation.num=1",
 )  # fmt: skip
 
-_if_slow = re.compile(
-    r"(opening|loading) |section \d+ of |[\d,]+ of (about )?[\d,]+ (items|sections)(,|$)"
-)
-"""Lines that commands print only where a step takes long."""
 _fence = re.compile(
     r"(?:<!-- (?P<note>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )
@@ -169,7 +166,7 @@ def check_targets(words: list[str]) -> None:
 def matches(expected: str, output: str) -> bool:
     """Whether an output is as a page shows it: `...` stands for anything, any number for any other."""
     pattern = r".*?".join(re.escape(part) for part in _bare(expected).split("..."))
-    said = "\n".join(line for line in output.splitlines() if not _if_slow.match(line))
+    said = "\n".join(line for line in output.splitlines() if not IF_SLOW.match(line))
     return re.fullmatch(pattern, _bare(said), re.S) is not None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import IO, NamedTuple
 import pytest
 
 from memagent.cli.main import run
-from tests.support.timing import wait_until  # noqa: F401 - tests take it from here
+from tests.support.timing import IF_SLOW, wait_until  # noqa: F401 - tests take wait_until from here
 
 MEMAGENT = Path(sys.executable).parent / "memagent"
 QUESTION = 'What is the code of "amber-17"?'
@@ -41,11 +40,6 @@ WORDS = (
 )
 
 
-_if_slow = re.compile(
-    r"(opening|loading) |section \d+ of |[\d,]+ of (about )?[\d,]+ (items|sections)(,|$)"
-)
-
-
 class Outcome(NamedTuple):
     """How a call of the command ended."""
 
@@ -56,7 +50,7 @@ class Outcome(NamedTuple):
     @property
     def said(self) -> list[str]:
         """Standard error without the lines that commands print only where a step is slow."""
-        return [line for line in self.stderr.splitlines() if not _if_slow.match(line)]
+        return [line for line in self.stderr.splitlines() if not IF_SLOW.match(line)]
 
 
 class Cli:

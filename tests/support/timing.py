@@ -10,6 +10,7 @@ relative, because machines differ.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,10 @@ PATIENCE = 240.0
 """Seconds to wait for something that takes milliseconds on an idle machine."""
 SHORTEST = 1e-3
 """Seconds that count for anything shorter, so that ratios are not those of the clock's resolution."""
+IF_SLOW = re.compile(
+    r"(opening|loading) |section \d+ of |[\d,]+ of (about )?[\d,]+ (items|sections)(,|$)"
+)
+"""Lines that commands print only where a step takes long."""
 
 
 def wait_until(is_true: Callable[[], object], *, seconds: float = PATIENCE) -> None:
