@@ -16,10 +16,11 @@ from memagent.eval.report.rows import Entry
 from memagent.runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
+Scripts = tuple[ModuleType, ModuleType]
 
 
 @pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleType]]:
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripts]:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module("keep_results"), importlib.import_module("make_results")
     for name in ("keep_results", "make_results", "compare_lengths"):
@@ -53,13 +54,13 @@ def record(number: int, *, right: bool = True, tokens: int = 7168, **more: Any) 
     )
 
 
-def write(scripts: tuple[ModuleType, ModuleType], folder: Path, *records: ItemRecord) -> None:
+def write(scripts: Scripts, folder: Path, *records: ItemRecord) -> None:
     manifest = {"format": 1, "kind": "eval", "model": "m", "methods": {"reader": {}}}
     scripts[0].keep(folder, {**manifest, "num_items": len(records)}, records)
 
 
 def test_what_traces_say_about_reading_is_kept_as_numbers(
-    scripts: tuple[ModuleType, ModuleType],
+    scripts: Scripts,
 ) -> None:
     steps = [
         step(0, seconds=1.0, flags=("memory_kept",)),
@@ -76,9 +77,7 @@ def test_what_traces_say_about_reading_is_kept_as_numbers(
     assert ItemRecord.from_dict(kept) == replace(record(0), seconds=1.23, metadata=kept["metadata"])
 
 
-def test_a_run_is_kept_without_paths(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
-) -> None:
+def test_a_run_is_kept_without_paths(scripts: Scripts, tmp_path: Path) -> None:
     manifest = {"kind": "eval", "model": "/somewhere/model.gguf", "methods": {"reader": {}}}
     with Run.create(tmp_path / "run", {**manifest, "num_items": 1, "command": None}) as run:
         run.append(record(0).to_json())
@@ -90,7 +89,7 @@ def test_a_run_is_kept_without_paths(
 
 
 def test_some_methods_of_a_run_are_kept_without_the_others(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+    scripts: Scripts, tmp_path: Path
 ) -> None:
     read = {"reading": {"kept_memories": 3, "cut_memories": 0}}
     records = [record(0, metadata=read), replace(record(0), method="direct")]
@@ -106,9 +105,7 @@ def test_some_methods_of_a_run_are_kept_without_the_others(
         scripts[0].main([str(tmp_path / "none"), str(tmp_path / "run"), "--method", "bm25"])
 
 
-def test_a_validation_is_kept_with_further_grades(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
-) -> None:
+def test_a_validation_is_kept_with_further_grades(scripts: Scripts, tmp_path: Path) -> None:
     notes = {"method": {"metrics": {"captured": 1.0, "retained": 0.5}}}
     longer = replace(
         record(3), grader="reward", scores={}, answers=("Rome, Italy",), score=0.0, metadata=notes
@@ -123,7 +120,7 @@ def test_a_validation_is_kept_with_further_grades(
 
 
 def test_the_page_compares_methods_and_lengths_on_the_same_questions(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+    scripts: Scripts, tmp_path: Path
 ) -> None:
     held = {"captured": 1.0, "retained": 1.0}
     short = [record(n, **held) for n in range(4)]
@@ -144,7 +141,7 @@ def test_the_page_compares_methods_and_lengths_on_the_same_questions(
 
 
 def test_losses_are_told_apart_by_what_the_last_memory_held(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+    scripts: Scripts, tmp_path: Path
 ) -> None:
     def reading(number: int, tokens: int, *, retained: float = 1.0, **more: Any) -> ItemRecord:
         counts = {"kept_memories": 1, "cut_memories": int(tokens > 7168 and number == 0)}
@@ -165,9 +162,7 @@ def test_losses_are_told_apart_by_what_the_last_memory_held(
     assert "| 7K | 28K | 3 | -33.3 (" in text  # with all evidence at both lengths
 
 
-def test_answers_without_a_box_are_shown_by_other_rules(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
-) -> None:
+def test_answers_without_a_box_are_shown_by_other_rules(scripts: Scripts, tmp_path: Path) -> None:
     plain = [replace(record(n, right=n > 0), answer="It is Rome, in Italy.") for n in range(2)]
     write(scripts, tmp_path / "trained" / "short", *(record(n) for n in range(3)))
     assert "`contains`" not in scripts[1].make_page(tmp_path)[0]
@@ -178,9 +173,7 @@ def test_answers_without_a_box_are_shown_by_other_rules(
     assert "| 50.0 % |\n" in text  # the right one of two, by `contains`
 
 
-def test_tasks_that_lost_evidence_are_listed(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
-) -> None:
+def test_tasks_that_lost_evidence_are_listed(scripts: Scripts, tmp_path: Path) -> None:
     def needle(name: str, number: int, retained: float) -> ItemRecord:
         grades = {"strict": 1.0, "original_ruler_boxed": 1.0}
         found = record(number, tokens=8192, captured=1.0, retained=retained)
@@ -195,9 +188,7 @@ def test_tasks_that_lost_evidence_are_listed(
     assert "| niah_multiquery | trained | 8K | 3 | 100.0 % (43.9 to 100.0) | 33.3 % (" in text
 
 
-def test_runs_that_are_not_comparable_are_refused(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
-) -> None:
+def test_runs_that_are_not_comparable_are_refused(scripts: Scripts, tmp_path: Path) -> None:
     write(scripts, tmp_path / "trained" / "one", record(0))
     write(scripts, tmp_path / "trained" / "two", record(0))
     with pytest.raises(Exception, match="the same items of trained"):
@@ -206,7 +197,7 @@ def test_runs_that_are_not_comparable_are_refused(
         scripts[1].make_page(tmp_path / "nowhere")
 
 
-def test_time_of_a_section_is_that_of_long_readings(scripts: tuple[ModuleType, ModuleType]) -> None:
+def test_time_of_a_section_is_that_of_long_readings(scripts: Scripts) -> None:
     measured = {"reading": {"first_section_seconds": 0.5, "section_seconds": 0.55}}
     long = record(0, tokens=3_670_016, num_sections=1800, metadata=measured)
     (found,) = scripts[1].section_times([Entry("trained", long), Entry("trained", record(1))])
@@ -215,7 +206,7 @@ def test_time_of_a_section_is_that_of_long_readings(scripts: tuple[ModuleType, M
 
 
 def test_the_page_in_the_repository_is_made_from_its_records(
-    scripts: tuple[ModuleType, ModuleType],
+    scripts: Scripts,
 ) -> None:
     text, plots = scripts[1].make_page(ROOT / "results")
     page = ROOT / "docs" / "results.md"
