@@ -128,7 +128,11 @@ def make_request(options: AskOptions) -> AskRequest:
     settings = {**reader.agent}
     if prompts := settings.get("prompts"):
         settings["prompts"] = absolute_path(prompts)
-    engine = _stored_engine(stored, manifest["model"]) if earlier else None
+    engine = None
+    if earlier:  # with the model it found when none was named
+        spec = stored["engine"]
+        spec = f"{spec}{manifest['model']}" if spec == ANY_ENDPOINT else spec
+        engine = EngineChoice(spec=spec, settings=stored["engine_settings"])
     tokenizer = absolute_path(reader.tokenizer) if reader.tokenizer else None
     request = AskRequest(
         paths=options.files or tuple(stored["paths"]),
@@ -165,13 +169,6 @@ def _check(request: AskRequest, options: AskOptions, earlier: Path | None) -> No
             raise ConfigError(f"{last!r} is no file; ask it as a question with -q")
         raise ConfigError("ask something: -q QUESTION, or --questions FILE")
     request.limits.open()  # raises before an engine is opened in vain
-
-
-def _stored_engine(stored: Mapping[str, Any], model: str) -> EngineChoice:
-    """The engine of a run, with the model it found when none was named."""
-    spec = stored["engine"]
-    spec = f"{spec}{model}" if spec == ANY_ENDPOINT else spec
-    return EngineChoice(spec=spec, settings=stored["engine_settings"])
 
 
 def _current_folder() -> str:

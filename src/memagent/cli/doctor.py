@@ -66,20 +66,17 @@ def examine(*, connects: bool = False) -> list[Finding]:
 
 def findings(*, connects: bool = False) -> Iterator[Finding]:
     """As `examine`, one by one: trying an engine can take seconds."""
-    yield from _system()
-    yield from _extras()
-    yield from _engines()
-    yield from _models()
-    yield from _folders()
-    yield from _profiles(connects=connects)
-    yield from _endpoint(connects=connects)
-
-
-def _system() -> Iterator[Finding]:
     python = f"Python {platform.python_version()} at {sys.executable}"
     yield Finding("system", "memagent", "ok", f"{__version__}, {python}")
     cores = os.cpu_count() or 1
     yield Finding("system", "machine", "ok", f"{platform.platform()}, {cores} cores")
+    yield from _extras()
+    for kind in ENGINES:
+        yield _tried("engines", kind, partial(_engine_detail, kind))
+    yield from _models()
+    yield from _folders()
+    yield from _profiles(connects=connects)
+    yield from _endpoint(connects=connects)
 
 
 def _extras() -> Iterator[Finding]:
@@ -106,11 +103,6 @@ def needed_by_extras() -> dict[str, list[str]]:
         if match and match[2] not in NOT_FOR_USERS and match[1] != "memagent":
             found.setdefault(match[2], []).append(match[1])
     return found
-
-
-def _engines() -> Iterator[Finding]:
-    for kind in ENGINES:
-        yield _tried("engines", kind, partial(_engine_detail, kind))
 
 
 def _engine_detail(kind: str) -> str:

@@ -124,7 +124,14 @@ def build(
                 on_progress(BuildProgress(len(partial.rows), job.num, num_resumed))
 
         report()
-        for example in _examples(job, task, range(num_resumed, job.num), processes, open_pool):
+        indices = range(num_resumed, job.num)
+        processes = min(processes, len(indices))
+        made: Iterator[StoredExample]
+        if processes == 0 or (processes == 1 and open_pool is None):
+            made = (stored_example(task.example(index), job.store) for index in indices)
+        else:
+            made = _from_processes(job, indices, processes, open_pool or ProcessPool)
+        for example in made:
             partial.append(example)
             report()
         return _finished(job, task, identity, partial, figure=figure)
@@ -180,16 +187,6 @@ def _check(job: BuildJob, processes: int) -> None:
 
 
 # --- processes ------------------------------------------------------------------------------------
-
-
-def _examples(
-    job: BuildJob, task: Task, indices: range, processes: int, open_pool: OpenPool | None
-) -> Iterator[StoredExample]:
-    """What is written, in the order of the indices."""
-    processes = min(processes, len(indices))
-    if processes == 0 or (processes == 1 and open_pool is None):
-        return (stored_example(task.example(index), job.store) for index in indices)
-    return _from_processes(job, indices, processes, open_pool or ProcessPool)
 
 
 def _from_processes(

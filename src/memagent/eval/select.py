@@ -261,7 +261,11 @@ class _Fates:
         for position, fate in fates.items():
             task = self._tasks[position]
             by_task.setdefault(task, dict.fromkeys(("kept", "dropped", "failed"), 0))[fate] += 1
-        dropped = [position for position, fate in fates.items() if fate == "dropped"]
+        graders = []
+        for position, fate in fates.items():
+            if fate == "dropped":
+                found = dict.fromkeys(g for one in self._records[position] for g in _right_by(one))
+                graders.append(" and ".join(found))
         records = [record for records in self._records.values() for record in records]
         costs = [record.cost for record in records if record.cost is not None]
         counts = Counter(fates.values())
@@ -272,16 +276,11 @@ class _Fates:
             num_kept=counts["kept"],
             num_dropped=counts["dropped"],
             num_failed=counts["failed"],
-            by_grader=dict(sorted(Counter(map(self._graders, dropped)).items())),
+            by_grader=dict(sorted(Counter(graders).items())),
             by_task=by_task,
             usage=sum((record.usage for record in records), Usage()),
             cost=sum(costs) if costs else None,
         )
-
-    def _graders(self, position: int) -> str:
-        """The graders that took an answer for right."""
-        found = [grader for record in self._records[position] for grader in _right_by(record)]
-        return " and ".join(dict.fromkeys(found))
 
 
 def _right_by(record: ItemRecord) -> list[str]:

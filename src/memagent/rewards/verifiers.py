@@ -402,7 +402,8 @@ def limit_answer(reply: str, max_tokens: int) -> LimitedAnswer:
         start, answer = said[phrase.start() : phrase.end()], said[phrase.end() :]
         text, num_tokens, was_cut = _shortened(answer, max_tokens)
         return LimitedAnswer((start + text,), num_tokens, was_cut)
-    head, tail = said[: _end_of(said, max_tokens)], said[_start_of_last(said, max_tokens) :]
+    starts = [token.start() for token in _token.finditer(said)]
+    head, tail = said[: _end_of(said, max_tokens)], said[starts[-max_tokens] :]
     return LimitedAnswer((head, tail), num_tokens, was_cut=True)
 
 
@@ -432,12 +433,6 @@ def _end_of(text: str, max_tokens: int) -> int:
         if number == max_tokens:
             return token.end()
     return len(text)
-
-
-def _start_of_last(text: str, max_tokens: int) -> int:
-    """Where the last so many tokens start."""
-    starts = [token.start() for token in _token.finditer(text)]
-    return starts[-max_tokens]
 
 
 def _num_open(text: str) -> int:

@@ -13,12 +13,10 @@ from memagent.cli.shared.console import TABLE_METAVAR, CommandConsole
 from memagent.cli.shared.options import taking
 from memagent.cli.shared.progress import ProgressFrame, duration, size_text
 from memagent.cli.shared.run_options import cluster_option, joined
-from memagent.cluster import Cluster
 from memagent.cluster_workers import ClusterExecutor
 from memagent.data.build import BuildJob, BuildProgress, Storing
 from memagent.data.manifest import Manifest, figure_path
 from memagent.data.recipes import BuildRequest, build_datasets
-from memagent.processes import OpenPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,10 @@ def command(options: BuildOptions) -> int:
         joined(options.cluster, console) as cluster,
         ProgressFrame(console, is_transient=True) as frame,
     ):
-        processes, open_pool = _workers(cluster, options.processes)
+        processes, open_pool = options.processes, None
+        if cluster is not None:  # as many workers as it has CPUs, if their number is not given
+            processes = processes or max(1, int(cluster.total("CPU")))
+            open_pool = partial(ClusterExecutor, cluster)
         built = build_datasets(
             options.request,
             processes=processes,
@@ -116,13 +117,6 @@ def command(options: BuildOptions) -> int:
                     'no figure of depths: it needs matplotlib, pip install "memagent[eval]"'
                 )
     return 0
-
-
-def _workers(cluster: Cluster | None, processes: int | None) -> tuple[int | None, OpenPool | None]:
-    """How many workers, and how they are opened: on a cluster as many as it has CPUs, if not given."""
-    if cluster is None:
-        return processes, None
-    return processes or max(1, int(cluster.total("CPU"))), partial(ClusterExecutor, cluster)
 
 
 def _summary(manifest: Manifest) -> str:

@@ -174,7 +174,12 @@ def run_training(options: TrainOptions, read: Callable[[Path], TrainConfig]) -> 
     if (options.run.resume is None) == (options.config is None):
         raise ConfigError("name a config, or a run to resume as --resume RUN")
     console = CommandConsole(is_quiet=options.quiet)
-    config = None if options.config is None else _read_config(options.config, read, console)
+    config = None
+    if options.config is not None:  # before anything slow is loaded
+        path = find_config("train", options.config)
+        if path != options.config:
+            console.report(f"config: {path}")
+        config = read(path)
     with console.notice("loading the libraries of training"):
         from memagent.cli.train.progress import TrainConsole
         from memagent.rl.trainer import config_of_run, open_training, resume_training
@@ -200,16 +205,6 @@ def run_training(options: TrainOptions, read: Callable[[Path], TrainConfig]) -> 
             config, options.run.run_dir, callbacks=callbacks, max_minutes=options.max_minutes
         )
         return asyncio.run(_train(opened, console))
-
-
-def _read_config(
-    name: Path, read: Callable[[Path], TrainConfig], console: CommandConsole
-) -> TrainConfig:
-    """The config that a path or a name means, before anything slow is loaded."""
-    path = find_config("train", name)
-    if path != name:
-        console.report(f"config: {path}")
-    return read(path)
 
 
 async def _train(opened: AbstractAsyncContextManager[Trainer], console: CommandConsole) -> int:

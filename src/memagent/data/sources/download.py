@@ -166,7 +166,11 @@ def _check(url: str, part: Path, num_bytes: int | None, sha256: str | None) -> N
             f"{url} is {found:,} bytes long, not {num_bytes:,} as published, and was deleted; fetch it "
             "again"
         )
-    if sha256 is not None and (found_sha256 := _sha256(part)) != sha256:
+    if sha256 is None:
+        return
+    with part.open("rb") as stream:
+        found_sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found_sha256 != sha256:
         part.unlink()
         raise _Unobtainable(
             f"{url} is not the published file (sha256 {found_sha256[:16]}..., not {sha256[:16]}...) "
@@ -186,8 +190,3 @@ def _total(content_range: str | None, otherwise: int | None) -> int | None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -173,7 +173,13 @@ def length_plot(
         axes.set_title(title, loc="left")
         _legend(axes, len(anchors), len(lines))
 
-    about = "; ".join(_described(line) for line in lines)
+    points = {
+        line.label: ", ".join(
+            f"{percent(s.value)} at {format_tokens(round(x))}" for x, s in line.points
+        )
+        for line in lines
+    }
+    about = "; ".join(f"{label}: {values}" for label, values in points.items())
     published = f" Also {len(anchors)} published lines, dashed." if anchors else ""
     description = f"Score in percent with 95 % intervals. {about}.{published}"
     width = 9.6 if anchors else 7.6
@@ -205,8 +211,12 @@ def cost_plot(task: str, rows: Sequence[ResultRow], *, series: Sequence[str]) ->
                 textcoords="offset points",
                 fontsize=8,
             )
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
         axes.set_xscale("log")
-        _amount_axis(axes)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _amount(value)))
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel(unit)
         _score_axis(axes)
         axes.set_title(title, loc="left")
@@ -329,15 +339,6 @@ def _length_axis(axes: Axes, lengths: Sequence[int], unit: LengthUnit) -> None:
     axes.set_xlabel(f"length of the text in {unit}")
 
 
-def _amount_axis(axes: Axes) -> None:
-    """Plain numbers at 1, 2 and 5 of each power of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _amount(value)))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
 def _spaced(lengths: Sequence[int]) -> list[int]:
     """The lengths that can be labelled without overlapping."""
     room = (lengths[-1] / lengths[0]) ** (1 / 14)
@@ -382,11 +383,6 @@ def _legend(axes: Axes, num_anchors: int, num_lines: int) -> None:
 
 
 # --- descriptions -----------------------------------------------------------------------------------
-
-
-def _described(line: PlotLine) -> str:
-    values = ", ".join(f"{percent(s.value)} at {format_tokens(round(x))}" for x, s in line.points)
-    return f"{line.label}: {values}"
 
 
 def _amount(value: float) -> str:

@@ -117,14 +117,11 @@ def csv_text(table: Table) -> str:
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for record in table.records():  # None is written as nothing
-        writer.writerow({key: _no_formula(value) for key, value in record.items()})
+        for key, value in record.items():
+            if isinstance(value, str) and value.lstrip().startswith(FORMULA_STARTS):
+                record[key] = f"'{value}"  # a spreadsheet would compute it
+        writer.writerow(record)
     return text.getvalue()
-
-
-def _no_formula(value: Any) -> Any:
-    """A text that a spreadsheet would compute gets an apostrophe; numbers stay."""
-    is_formula = isinstance(value, str) and value.lstrip().startswith(FORMULA_STARTS)
-    return f"'{value}" if is_formula else value
 
 
 # --- how values are shown -------------------------------------------------------------------------
@@ -312,7 +309,8 @@ def compared_table(
     """Published scores next to measured ones: a line for each, a column for each length."""
     own = {row.x for row in measured if row.x}
     published = {length for anchor in anchors for length, _ in anchor.points}
-    lengths = sorted(own | {one for one in published if not any(_is_near(x, one) for x in own)})
+    further = (n for n in published if all(abs(x - n) > SAME_LENGTH * n for x in own))
+    lengths = sorted(own | set(further))
     lines: list[list[str | None]] = []
     for series in {row.series: None for row in measured}:
         own_rows = [row for row in measured if row.series == series]
@@ -334,10 +332,6 @@ def compared_table(
         ),
         rows=tuple(lines),
     )
-
-
-def _is_near(x: float, length: int) -> bool:
-    return abs(x - length) <= SAME_LENGTH * length
 
 
 def published_table(anchors: Sequence[Anchor]) -> Table:
