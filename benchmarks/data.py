@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from memagent.data.build import stored_example
-from memagent.data.tasks.hotpotqa.task import HotpotTask, open_hotpotqa
+from memagent.data.tasks.hotpotqa import HotpotTask, open_hotpotqa
 from memagent.data.tasks.lengths import length_tokenizer
 
 SOURCES = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "hotpotqa"

@@ -29,7 +29,7 @@ from memagent._version import __version__
 from memagent.config import LONGEST
 from memagent.data.example import Example
 from memagent.data.formats.files import FORMATS, ExampleWriter, disk_errors, from_json, to_json
-from memagent.data.manifest import (
+from memagent.data.inspection import (
     Manifest,
     ManifestRow,
     answer_counts,

@@ -34,7 +34,7 @@ from memagent.config import LONGEST, Settings, config_names, find_config, with_o
 from memagent.data.build import BuildJob, BuildProgress, Storing, build, is_built
 from memagent.data.choices import TaskSelection, named_sources, source_settings
 from memagent.data.formats.files import FORMATS
-from memagent.data.manifest import Manifest
+from memagent.data.inspection import Manifest
 from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
 from memagent.names import hint_in_folders

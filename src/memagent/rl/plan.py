@@ -27,7 +27,7 @@ from pydantic import Field
 
 from memagent.agent.prompts import open_prompts
 from memagent.config import LONGEST, Settings
-from memagent.data.manifest import read_manifest
+from memagent.data.inspection import read_manifest
 from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.rl.agents.memory import MemorySettings

@@ -13,7 +13,7 @@ from filelock import FileLock
 from memagent.data.build import BuildJob, BuildProgress, build, is_built
 from memagent.data.example import Evidence, Example, Passage
 from memagent.data.formats.files import read_examples
-from memagent.data.manifest import (
+from memagent.data.inspection import (
     Depths,
     Lengths,
     ManifestRow,

@@ -15,7 +15,7 @@ from memagent.cli.shared.progress import ProgressFrame, duration, size_text
 from memagent.cli.shared.run_options import cluster_option, joined
 from memagent.cluster_workers import ClusterExecutor
 from memagent.data.build import BuildJob, BuildProgress, Storing
-from memagent.data.manifest import Manifest, figure_path
+from memagent.data.inspection import Manifest, figure_path
 from memagent.data.recipes import BuildRequest, build_datasets
 
 

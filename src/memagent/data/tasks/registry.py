@@ -67,7 +67,7 @@ class Task(Protocol):
 
 
 TASKS: dict[str, str] = {
-    "hotpotqa": "memagent.data.tasks.hotpotqa.task:open_hotpotqa",
+    "hotpotqa": "memagent.data.tasks.hotpotqa:open_hotpotqa",
     "beyond/coreference": "memagent.data.tasks.beyond:open_beyond",
     "beyond/counting": "memagent.data.tasks.beyond:open_beyond",
     "beyond/aggregation": "memagent.data.tasks.beyond:open_beyond",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent.data.sources.download import MAX_FRUITLESS, Fetched, download
+from memagent.data.sources.cache import MAX_FRUITLESS, Fetched, download
 from memagent.errors import DataError
 from tests.support.file_server import FileServer, serving
 

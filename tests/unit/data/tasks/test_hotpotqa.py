@@ -11,8 +11,8 @@ import pytest
 from memagent.data.example import Example
 from memagent.data.formats.files import write_examples
 from memagent.data.formats.original import DatasetKind, write_original
-from memagent.data.manifest import evidence_depths
-from memagent.data.tasks.hotpotqa.task import HotpotTask, open_hotpotqa
+from memagent.data.inspection import evidence_depths
+from memagent.data.tasks.hotpotqa import HotpotTask, open_hotpotqa
 from memagent.data.tasks.lengths import bucket_counts, uniformity_p
 from memagent.data.tasks.registry import LEFT_OUT, open_task, rebuild
 from memagent.errors import ConfigError, DataError

@@ -30,7 +30,7 @@ from memagent.config import MOST
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
 from memagent.data.sources.cache import open_source, sha256_of
 from memagent.data.sources.catalogue import source_setting
-from memagent.data.tasks.hotpotqa.store import (
+from memagent.data.tasks.hotpotqa_store import (
     YES_NO,
     Gold,
     HotpotFiles,
