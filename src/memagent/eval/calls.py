@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 from memagent.engines.base import BaseEngine, facts_of
@@ -110,12 +111,9 @@ class ItemEngine(BaseEngine):
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """The reply that is known, or a new one, which is on disk before it is returned."""
         num_chars = sum(len(message["content"]) for message in messages)
-        return await self._reply(
-            messages,
-            sampling,
-            lambda: self._gate.engine.complete(messages, sampling),
-            prompt_tokens=num_chars // CHARS_PER_TOKEN,
-        )
+        num_tokens = num_chars // CHARS_PER_TOKEN
+        ask = partial(self._gate.engine.complete, messages, sampling)
+        return await self._reply(messages, sampling, ask, prompt_tokens=num_tokens)
 
     async def forget(self) -> None:
         """Ask all of the item again in a later process."""
@@ -174,12 +172,8 @@ class TokenItemEngine(ItemEngine):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """As `complete`, for a prompt of tokens."""
-        return await self._reply(
-            prompt_ids,
-            sampling,
-            lambda: self._tokens.generate(prompt_ids, sampling),
-            prompt_tokens=len(prompt_ids),
-        )
+        ask = partial(self._tokens.generate, prompt_ids, sampling)
+        return await self._reply(prompt_ids, sampling, ask, prompt_tokens=len(prompt_ids))
 
 
 def item_engine(

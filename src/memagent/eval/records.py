@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -26,7 +26,7 @@ from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.errors import ConfigError, RunError
 from memagent.rewards.evidence import overlap, recall
-from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, Score, grade, open_grader
+from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, grade, open_grader
 from memagent.run_files import check_tree, read_lines, write_file
 from memagent.runs import (
     JOURNAL,
@@ -326,39 +326,21 @@ def regrade(path: Path, graders: Sequence[str]) -> list[ItemRecord]:
     for name in dict.fromkeys(graders):
         lines = []
         for number, record in enumerate(records):
-            score = _score(record, name, path)
-            if score is not None:
-                records[number] = replace(record, scores={**record.scores, name: score.value})
-                lines.append(_line(record, score))
-        write_file(path, f"{GRADES}/{name}.jsonl", b"".join(lines))
+            if record.status == "failed" or not (record.answers or name in NEEDS_NO_ANSWERS):
+                continue
+            if record.match is None:
+                raise RunError(
+                    f"{path} was written by an earlier version, which did not record whether one or all of "
+                    "the accepted answers are required; evaluate again"
+                )
+            limit = record.graded_tokens
+            score = grade(name, record.answer, record.answers, record.match, max_tokens=limit)
+            records[number] = replace(record, scores={**record.scores, name: score.value})
+            line = {"item": asdict(record.key), **asdict(score)}
+            line["score"] = line.pop("value")
+            lines.append(json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+        write_file(path, f"{GRADES}/{name}.jsonl", b"".join(b"%b\n" % line for line in lines))
     return records
-
-
-def _score(record: ItemRecord, grader: str, path: Path) -> Score | None:
-    if record.status == "failed" or not (record.answers or grader in NEEDS_NO_ANSWERS):
-        return None
-    if record.match is None:
-        raise RunError(
-            f"{path} was written by an earlier version, which did not record whether one or all of the "
-            "accepted answers are required; evaluate again"
-        )
-    return grade(
-        grader,
-        record.answer,
-        record.answers,
-        record.match,
-        max_tokens=record.graded_tokens,
-    )
-
-
-def _line(record: ItemRecord, score: Score) -> bytes:
-    values = {
-        "item": asdict(record.key),
-        "score": score.value,
-        "extracted": score.extracted,
-        "reason": score.reason,
-    }
-    return json.dumps(values, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 # --- what became of the evidence ------------------------------------------------------------------

@@ -77,15 +77,6 @@ class AnchorLine(FileRecord):
     is_read_off_a_plot: bool = False
     """True for figures that were published only as a plot."""
 
-    @model_validator(mode="after")
-    def _one_value_each(self) -> Self:
-        if len(self.lengths) != len(self.values):
-            raise ValueError(
-                f"{self.label} has {len(self.lengths)} lengths and {len(self.values)} values; "
-                "give one value for each length"
-            )
-        return self
-
 
 class AnchorFile(FileRecord):
     """A file of anchors."""
@@ -104,9 +95,14 @@ class AnchorFile(FileRecord):
     """One for each thing that was measured."""
 
     @model_validator(mode="after")
-    def _in_range(self) -> Self:
+    def _has_a_value_in_range_for_each_length(self) -> Self:
         most = 100.0 if self.unit == "percent" else 1.0
         for line in self.lines:
+            if len(line.lengths) != len(line.values):
+                raise ValueError(
+                    f"{line.label} has {len(line.lengths)} lengths and {len(line.values)} values; "
+                    "give one value for each length"
+                )
             for value in line.values:
                 if not 0.0 <= value <= most:
                     raise ValueError(
