@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from memagent.config import with_override
-from memagent.data.choices import SOURCES_OF, named_sources, source_settings
+from memagent.data.choices import SOURCES, SOURCES_OF, named_sources, source_settings
 from memagent.data.recipes import BuildRequest, build_datasets, read_recipe
-from memagent.data.sources.catalogue import SOURCES
 from memagent.data.tasks.registry import TASKS, open_task
 from memagent.errors import ConfigError, DataError, MemagentError
 

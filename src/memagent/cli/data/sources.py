@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from memagent.cli.shared.console import aligned
+from memagent.data.choices import SOURCES, Source, find_source
 from memagent.data.sources.cache import cached_path, check_source, is_here, open_source
-from memagent.data.sources.catalogue import SOURCES, Source, find_source
 
 HEADINGS = ("NAME", "SIZE", "LICENCE", "WHERE")
 

@@ -31,7 +31,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from memagent._version import __version__
-from memagent.data.sources.catalogue import Source, find_source, source_setting
+from memagent.data.choices import Source, find_source, source_setting
 from memagent.data.sources.readers import distinct, hotpot_paragraphs, paragraph_line, text_files
 from memagent.errors import ConfigError, DataError, one_line
 from memagent.files import replacing, write_atomically

@@ -27,9 +27,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from memagent.config import MOST
+from memagent.data.choices import source_setting
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
 from memagent.data.sources.cache import open_source, sha256_of
-from memagent.data.sources.catalogue import source_setting
 from memagent.data.tasks.hotpotqa_store import (
     YES_NO,
     Gold,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from memagent.cli.main import run
-from memagent.data.sources import catalogue as sources
+from memagent.data import choices as sources
+from memagent.data.choices import Source
 from memagent.data.sources.cache import sha256_of
-from memagent.data.sources.catalogue import Source
 from tests.support.file_server import FileServer, serving
 
 Capture = pytest.CaptureFixture[str]

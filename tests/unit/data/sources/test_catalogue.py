@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from memagent.data.sources import catalogue as sources
+from memagent.data import choices as sources
+from memagent.data.choices import Source
 from memagent.data.sources.cache import cached_path, open_source, sha256_of
-from memagent.data.sources.catalogue import Source
 from memagent.data.sources.readers import (
     HotpotItem,
     Paragraph,

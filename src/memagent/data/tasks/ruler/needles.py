@@ -23,9 +23,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from memagent.config import MOST
+from memagent.data.choices import source_setting
 from memagent.data.example import Evidence, Passage
 from memagent.data.sources.cache import open_source, sha256_of
-from memagent.data.sources.catalogue import source_setting
 from memagent.data.sources.readers import texts_in
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
 from memagent.data.tasks.registry import Draft, GeneratedTask, TaskSettings

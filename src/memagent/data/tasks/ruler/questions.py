@@ -23,9 +23,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memagent.data.choices import source_setting
 from memagent.data.example import Evidence, Passage, join
 from memagent.data.sources.cache import open_source, sha256_of
-from memagent.data.sources.catalogue import source_setting
 from memagent.data.sources.readers import (
     HotpotItem,
     SquadItem,
