@@ -143,18 +143,6 @@ def compare(
     )
 
 
-def paired(
-    num_better: int, num_worse: int, num: int, *, confidence: float = CONFIDENCE
-) -> Interval:
-    """The interval of a difference of two proportions on the same questions."""
-    if num_better < 0 or num_worse < 0 or num_better + num_worse > num or num == 0:
-        raise ValueError(f"{num_better} better and {num_worse} worse of {num} is impossible")
-    rest = num - num_better - num_worse
-    return paired_mean(
-        [1.0] * num_better + [-1.0] * num_worse + [0.0] * rest, confidence=confidence
-    )
-
-
 def paired_mean(differences: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
     """The interval of a mean difference of scores on the same questions.
 

@@ -77,8 +77,6 @@ class HotpotItem:
     """Titles of the paragraphs that are needed, distinct, as far as they are in the context."""
     supporting_facts: tuple[SupportingFact, ...]
     """Marked sentences, as far as they exist: some files do not keep the boundaries of sentences."""
-    num_missing_facts: int
-    """Marked sentences whose title or index does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +247,6 @@ def _hotpot_item(record: _HotpotRecord) -> HotpotItem:
         context=context,
         gold_titles=tuple(gold),
         supporting_facts=facts,
-        num_missing_facts=len(marked) - len(facts),
     )
 
 

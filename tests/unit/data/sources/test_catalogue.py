@@ -104,7 +104,6 @@ def test_hotpotqa_is_read_from_arrays_and_lines(name: str, tmp_path: Path) -> No
             SupportingFact(title="Aare", sentence=1),
             SupportingFact(title="Bern", sentence=0),
         ),
-        num_missing_facts=0,
     )
     assert second == replace(first, id="q2")
 
@@ -127,7 +126,6 @@ def test_facts_that_do_not_exist_are_counted_and_left_out(tmp_path: Path) -> Non
         ("Bern", 0),
     ]
     assert item.gold_titles == ("Aare", "Bern")
-    assert item.num_missing_facts == 3
 
 
 @pytest.mark.parametrize(
@@ -356,8 +354,6 @@ def test_published_hotpotqa_is_read_completely(published: Published) -> None:
     train = list(hotpot_items(open_source("hotpotqa-train", folder)))
     dev = list(hotpot_items(open_source("hotpotqa-dev", folder)))
     assert (len(train), len(dev)) == (published.num_train, published.num_dev)
-    assert sum(item.num_missing_facts for item in train) == 0
-    assert sum(item.num_missing_facts for item in dev) == published.num_missing_facts
     assert all(len(item.gold_titles) >= 2 for item in train + dev)
     fact = train[0].supporting_facts[0]
     paragraph = next(one for one in train[0].context if one.title == fact.title)
