@@ -369,7 +369,7 @@ def test_yarn_stretches_a_local_model_and_leaves_other_methods_as_they_are(
         *("eval", "--engine", f"local:{folder}", "--task", "ruler/niah_single_1"),
         *("--lengths", "2500", "--num", "1", "--method", "direct", "--method", "yarn"),
         *("--set", "chunk_tokens=300", "--set", "memory_tokens=32", "--set", "answer_tokens=8"),
-        *("--set", "methods.1.engine_settings.yarn_factor=4", "--run-dir", run, "--quiet"),
+        *("--run-dir", run, "--quiet"),
     )
     assert outcome.code == 0, outcome.stderr
     settings = {name: m["settings"] for name, m in read_manifest(run)["methods"].items()}
@@ -422,14 +422,9 @@ def test_the_smoke_suite_runs_with_a_scripted_engine(here: Call, tmp_path: Path)
     suite = Path(__file__).resolve().parents[2] / "configs" / "eval" / "smoke.toml"
     run = tmp_path / "run"
     small = ("--num", "1", "--set", "length_tokenizer=bytes", "--set", "tokenizer=bytes")
-    roomy = (
-        "--set",
-        "window=6000",
-        "--set",
-        "memory_tokens=400",
-        "--set",
-        "answer_tokens=200",
-    )  # in bytes
+    sizes = ("window", "methods.2.settings.window", "memory_tokens", "answer_tokens")  # in bytes
+    values = zip(sizes, (6000, 2000, 400, 200), strict=True)
+    roomy = [part for name, value in values for part in ("--set", f"{name}={value}")]
     outcome = here(
         "eval", suite, "--engine", "scripted", *small, *roomy, "--run-dir", run, "--json"
     )
