@@ -15,9 +15,9 @@ import memagent
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MAX_LINES = 62_762
-MAX_FILES = 278
-MAX_TEST_LINES = 59_154
+MAX_LINES = 62_206
+MAX_FILES = 269
+MAX_TEST_LINES = 58_469
 MAX_SETTINGS = 272
 MAX_OPTIONS = {"ask": 25, "eval run": 25, "serve run": 18, "mcp": 15, "data filter": 16}
 MAX_OTHER_OPTIONS = 22
