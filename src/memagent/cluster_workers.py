@@ -144,7 +144,14 @@ class ClusterExecutor(Executor):
             try:
                 event = self._events.get(timeout=self._seconds_left())
             except Empty:
-                self._give_up()
+                missing = self._cluster.missing(
+                    [{"CPU": self._num_cpus}] * self.num_workers,
+                    f"{self.num_workers} workers",
+                    "`processes`",
+                )
+                waited = self._cluster.wait_seconds
+                self._failure = ClusterError(f"{missing}; waited {waited:.0f} s")
+                self._dispatch()
                 continue
             if event is None:
                 return
@@ -157,15 +164,6 @@ class ClusterExecutor(Executor):
         if self._failure or not is_waiting or any(one.is_ready for one in self._workers):
             return None
         return max(0.0, self._ready_at + self._cluster.wait_seconds - monotonic())
-
-    def _give_up(self) -> None:
-        missing = self._cluster.missing(
-            [{"CPU": self._num_cpus}] * self.num_workers,
-            f"{self.num_workers} workers",
-            "`processes`",
-        )
-        self._failure = ClusterError(f"{missing}; waited {self._cluster.wait_seconds:.0f} s")
-        self._dispatch()
 
     def _dispatch(self) -> None:
         """Give what waits to workers that are ready, the least busy one first."""

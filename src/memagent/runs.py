@@ -472,15 +472,14 @@ def _what(kind: str, manifest: Mapping[str, Any]) -> str:
         model = source.get("source") if isinstance(source, dict) else None
         return str(about or model or "")
     if kind == "eval":
-        return str(manifest.get("suite") or ", ".join(_tasks(manifest.get("tasks"))))
+        tasks = manifest.get("tasks")
+        named = (
+            [each for each in tasks if isinstance(each, dict)] if isinstance(tasks, list) else []
+        )
+        lists = [each.get(key) for each in named for key in ("tasks", "files")]
+        names = [str(name) for one in lists if isinstance(one, list) for name in one]
+        return str(manifest.get("suite") or ", ".join(names))
     return ""
-
-
-def _tasks(tasks: object) -> Iterator[str]:
-    for each in tasks if isinstance(tasks, list) else []:
-        for key in ("tasks", "files"):
-            names = each.get(key) if isinstance(each, dict) else None
-            yield from map(str, names if isinstance(names, list) else [])
 
 
 def _inside(values: Mapping[str, Any], first: str, second: str) -> Any:

@@ -282,22 +282,16 @@ async def _open_trainer(
                 num_lines=0 if checkpoint is None else _num_lines(checkpoint),
             )
         )
-        pool = stack.enter_context(_open_pool(config, callbacks, stack))
+        pool = WorkerPool()
+        if (settings := config.cluster) is not None:  # the setup has joined it
+            joined = open_cluster(settings.address, wait_seconds=settings.wait_seconds)
+            cluster = stack.enter_context(joined)
+            pool = WorkerPool.on_cluster(cluster, on_note=callbacks.on_note)
+        stack.enter_context(pool)
         trainer = Trainer(setup, run_dir, tracker, pool, callbacks, limit)
         stack.push_async_callback(trainer.aclose)
         await trainer.load()
         yield trainer
-
-
-def _open_pool(
-    config: TrainConfig, callbacks: TrainingCallbacks, stack: AsyncExitStack
-) -> WorkerPool:
-    settings = config.cluster
-    if settings is None:
-        return WorkerPool()
-    # the setup has joined it
-    joined = open_cluster(settings.address, wait_seconds=settings.wait_seconds)
-    return WorkerPool.on_cluster(stack.enter_context(joined), on_note=callbacks.on_note)
 
 
 class Trainer:

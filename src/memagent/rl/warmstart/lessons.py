@@ -350,7 +350,17 @@ def tokenized(
             continue
         turn = _turn(conversation, place, loaded, end, before=turn)
         calls.append(turn.call)
-    _check_length(conversation, max(len(call.ids) for call in calls), loaded, max_tokens)
+    num_tokens = max(len(call.ids) for call in calls)
+    if num_tokens > loaded.window:
+        raise DataError(
+            f"{conversation.id}: a conversation has {num_tokens} tokens, and the window of "
+            f"{loaded.name} is {loaded.window}; remove it, or lower the agent's `chunk_tokens`"
+        )
+    if num_tokens > max_tokens:
+        raise ConfigError(
+            f"{conversation.id}: a conversation has {num_tokens} tokens, more than a packed "
+            f"sequence of {max_tokens}; set `update.max_tokens={num_tokens}`"
+        )
     return merge_calls(calls)
 
 
@@ -405,18 +415,3 @@ def _turn(
             policy_version=0,
         ),
     )
-
-
-def _check_length(
-    conversation: Conversation, num_tokens: int, loaded: LoadedModel, max_tokens: int
-) -> None:
-    if num_tokens > loaded.window:
-        raise DataError(
-            f"{conversation.id}: a conversation has {num_tokens} tokens, and the window of "
-            f"{loaded.name} is {loaded.window}; remove it, or lower the agent's `chunk_tokens`"
-        )
-    if num_tokens > max_tokens:
-        raise ConfigError(
-            f"{conversation.id}: a conversation has {num_tokens} tokens, more than a packed "
-            f"sequence of {max_tokens}; set `update.max_tokens={num_tokens}`"
-        )
