@@ -67,7 +67,7 @@ class _Job:
     arguments: tuple[Any, ...]
     result: Future[Any]
     num_deaths: int = 0
-    """Of workers that were computing it."""
+    """How many workers died while they computed it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -66,7 +66,7 @@ def check_numbers(**values: float | None) -> None:
 LONGEST = 1_000_000_000
 """Tokens of a text that is made or planned, and examples of a dataset, at most."""
 MOST = 1_000_000
-"""Of what is held in memory one by one."""
+"""The highest count of things that are held in memory one by one."""
 
 
 class FileRecord(BaseModel):
@@ -122,8 +122,7 @@ class AgentConfig(Settings):
     """How sections are read: in_order, one after the other with a memory that is rewritten, or parallel, all
     at once, with notes on them merged into a memory."""
     rounds: int = Field(default=3, ge=1)
-    """In parallel mode, how often the text is read, at most: another round follows only where the memory says
-    what is still missing."""
+    """Maximum number of rounds in parallel mode. Another round runs only if the memory says what is missing."""
     notes: NoteSource = "asked"
     """In parallel mode: prompts of their own ask for notes and merge them (asked); or
     sections are read with the prompts of reading in order, and the lines of their memories are put together
@@ -329,7 +328,7 @@ class LocalConfig(Settings):
     """Merge the adapter of a local model into its weights when it is loaded; when not given, on a GPU, where its
     small products take longer than the rest of a step."""
     device: str | None = None
-    """Where a local model runs, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
+    """Where a local model runs, such as cpu or cuda:0. Default: the first GPU, or the CPU."""
     cache_gb: float | None = Field(default=None, gt=0)
     """Memory for the keys and values of a local model, in gigabytes; when not given, 0.5 in llama.cpp, 2 in torch on
     a CPU, and half of what is free on a GPU."""

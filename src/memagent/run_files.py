@@ -44,7 +44,7 @@ from memagent.files import reason_of, sync_folder, write_all, write_atomically
 
 LOCK = ".lock"
 MAX_BYTES = 32 << 20
-"""Of a file that is read as a whole, such as a manifest."""
+"""The size of a file that is read as a whole, such as a manifest."""
 MAX_LINE_BYTES = 256 << 20
 NOT_A_FILE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 """What opening a link, a folder, a pipe or a socket gives, or a file beneath one."""

@@ -336,7 +336,7 @@ class StoredRun:
 
     @property
     def can_resume(self) -> bool:
-        """Whether there is something left to do that no process does."""
+        """Whether it can be resumed: unfinished, and no process has it open."""
         return bool(self.kind) and not self.is_complete and not self.is_in_use
 
 

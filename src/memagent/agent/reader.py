@@ -64,7 +64,7 @@ class Reader:
         `base_url`, are given to `open_engine`.
 
         Settings may be given one by one: `Reader(engine, window=32768, chunk_tokens=20000)`.
-        What is not given is as the engine's model reads best, where the engine knows. Raises
+        Defaults come from the engine's model where it has reading defaults. Raises
         ConfigError when the engine serves a smaller window, when exact sections are set without the
         model's tokenizer, and for a setting that has no effect with the others.
 

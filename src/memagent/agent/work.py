@@ -251,7 +251,7 @@ class _SectionCount:
 
     num_all: int = 0
     all_tokens: int = 0
-    """Of the prompts."""
+    """Tokens of the prompts."""
     num_left: int = 0
     left_tokens: int = 0
 

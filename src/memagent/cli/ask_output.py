@@ -111,7 +111,7 @@ class ReadingProgress(ProgressFrame):
     ) -> None:
         super().__init__(console)
         self.prompt_tokens = 0
-        """Of the new calls."""
+        """Prompt tokens of the new calls."""
         self.call_seconds = 0.0
         """The new calls, one after the other."""
         self._is_apart = config.merges

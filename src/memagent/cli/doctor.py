@@ -226,7 +226,7 @@ def _is_installed(name: str) -> bool:
 SIGNS = {"ok": "ok", "missing": "--", "broken": "!!", "note": "  "}
 MAX_CHARS = 300
 MIN_WIDTH = 13
-"""Of names, so that most areas are aligned."""
+"""The width of names, so that most areas are aligned."""
 
 
 @click.command("doctor", context_settings={"help_option_names": ["-h", "--help"]})

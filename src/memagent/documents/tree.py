@@ -28,7 +28,7 @@ from memagent.runs import JOURNAL, MANIFEST
 
 MAX_IGNORE_BYTES = 1024 * 1024
 MAX_DOUBLE_STARS = 4
-"""Of `**` in a line of a `.gitignore`; the time to compare a path grows with each by its length."""
+"""How many `**` a line of a `.gitignore` may have; the time to compare a path grows with each by its length."""
 KEPT_HIDDEN = frozenset(
     {".circleci", ".github", ".gitlab", ".gitlab-ci.yml", ".pre-commit-config.yaml"}
 )

@@ -92,7 +92,7 @@ class Facts:
     on_retry: RetryListener | None = None
     """Called with each failed attempt that is repeated, by engines that repeat attempts."""
     serving: Serving | None = None
-    """Of an endpoint; None where replies are taken as they come."""
+    """What an endpoint serves; None where replies are taken as they come."""
 
     @property
     def kept_address(self) -> str | None:

@@ -130,7 +130,7 @@ class EndpointEngine(BaseEngine):
         self.on_retry = on_retry
         self._is_plain = False
         self._policy_version: int | None = None
-        """Of completions; None while the weights do not change."""
+        """The version that completions carry; None while the weights do not change."""
         self._has_answered = False
         self._unlisted: Exception | None = None
         """Why the endpoint did not list its models."""

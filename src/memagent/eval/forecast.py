@@ -215,7 +215,7 @@ class Remaining:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the calls that were answered."""
+        """Prompt tokens of the calls that were answered."""
         return sum(self._tokens.values())
 
     @property

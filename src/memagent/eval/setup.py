@@ -146,7 +146,7 @@ def make_request(
     concurrency: int | None = None,
     limits: LimitSettings = NO_LIMITS,
 ) -> EvalRequest:
-    """A request, checked. What is not given is as in the request that is `resumed`, if there is one.
+    """A request, checked. Missing values are those of the request that is `resumed`, if there is one.
 
     The engine is the one that is given here, else that of the resumed request, else the suite's, else the
     endpoint in the settings or the environment, else the embedded model.

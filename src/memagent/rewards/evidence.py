@@ -51,7 +51,7 @@ Spans = Sequence[tuple[int, int]]
 
 
 class Overlap(NamedTuple):
-    """How well places agree with those that are wanted."""
+    """Precision and recall of found spans against gold spans."""
 
     precision: float | None
     """Share of those found that are wanted; None where none was found."""

@@ -30,7 +30,7 @@ _NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve"
 NUMBER_WORDS = {word: str(number) for number, word in enumerate(_NUMBERS.split(" "))}
 
 MAX_BOXES = 32
-"""Of more boxes in one reply, the last so many are looked at."""
+"""If a reply has more boxes, only the last ones are looked at."""
 
 _reasoning_tag = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _box = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")

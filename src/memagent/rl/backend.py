@@ -54,7 +54,7 @@ class ModelFacts:
     vocabulary: int
     """Number of tokens that have an embedding."""
     device: str
-    """Of the weights, such as cpu, or 2 ranks on cuda."""
+    """Where the weights are, such as cpu, or 2 ranks on cuda."""
 
     @classmethod
     def of(cls, trained: Trained, *, device: str | None = None) -> Self:

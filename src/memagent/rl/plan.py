@@ -108,7 +108,7 @@ TRAFFIC = 105.0
 """Bytes that an update moves for each token, layer and unit of 4 x hidden + 2 x feed-forward width:
 42,700 to 36,800 tokens/s eager at 1.5B with an adapter; 135M, all weights, 156,800 tokens in 1.36 s."""
 COMPILED_TRAFFIC = 0.7
-"""The share of it that is left with compiled layers: 135M, 1.08 s instead of 1.36 s."""
+"""Remaining share with compiled layers (135M: 1.08 s instead of 1.36 s)."""
 FORWARD_SHARE = 0.3
 """A forward pass alone, as a share of the traffic of an update."""
 UPDATE_SECONDS = 0.15
@@ -142,7 +142,7 @@ MIN_ROWS = 8
 # --- the work of a step ---------------------------------------------------------------------------
 
 CHARS_PER_TOKEN = 4.2
-"""Of English prompts."""
+"""Characters of a token in English prompts."""
 TEMPLATE_TOKENS, QUESTION_TOKENS, PLAIN_PROMPT_TOKENS = 20, 30, 300
 """What a chat template adds to a prompt; a question; the prompt of an agent whose prompts are not known."""
 DOC_TOKENS = 140
@@ -151,7 +151,7 @@ NATURAL_FILL = 0.93
 """How full sections are that end at a sentence: 4,096 tokens are five sections of at most 1,024."""
 
 MOST_SECTIONS = 100_000
-"""Of a text: its calls are planned one by one."""
+"""The most sections of a text: its calls are planned one by one."""
 
 
 class PlanAssumptions(Settings):
@@ -181,7 +181,7 @@ class PlannedCall:
 
     @property
     def prompt_tokens(self) -> float:
-        """Of the whole prompt."""
+        """Tokens of the whole prompt."""
         return self.shared_tokens + self.own_tokens
 
 
@@ -192,7 +192,7 @@ class Workload:
     prompts: int
     group_size: int
     calls: tuple[PlannedCall, ...]
-    """Of one rollout, in order."""
+    """The calls of one rollout, in order."""
     is_sharing: bool = True
     """Whether the update computes shared prefixes once."""
     trained_share: float = 1.0
@@ -202,7 +202,7 @@ class Workload:
 
     @property
     def num_rollouts(self) -> float:
-        """Of a step, those that are replaced included."""
+        """Rollouts of a step, those that are replaced included."""
         return self.prompts * self.group_size * self.extra_groups
 
     @property
@@ -211,12 +211,12 @@ class Workload:
 
     @property
     def prompt_tokens(self) -> float:
-        """Of one rollout."""
+        """Prompt tokens of one rollout."""
         return sum(call.prompt_tokens for call in self.calls)
 
     @property
     def reply_tokens(self) -> float:
-        """Of one rollout."""
+        """Reply tokens of one rollout."""
         return sum(call.reply_tokens for call in self.calls)
 
     @property
@@ -507,7 +507,7 @@ class Planner:
 
     @property
     def row_bytes(self) -> float:
-        """Of the cache that a rollout takes on one GPU of a replica."""
+        """Bytes of the cache that a rollout takes on one GPU of a replica."""
         return self.shape.kv_bytes / self.layout.tensor_parallel * self.work.row_context
 
     @property
@@ -768,11 +768,11 @@ class TrainingPlan:
     checkpoint_seconds: float
     """All checkpoints."""
     price: float | None
-    """Of a GPU for an hour."""
+    """The price of a GPU for an hour."""
 
     @property
     def run_seconds(self) -> float:
-        """Of the whole run."""
+        """Seconds of the whole run."""
         steps = self.steps * self.chosen.step_seconds
         return steps + self.warm_start_seconds + self.validation_seconds + self.checkpoint_seconds
 

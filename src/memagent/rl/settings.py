@@ -92,7 +92,7 @@ class ModelSettings(Settings):
     lora_alpha: float | None = Field(default=None, gt=0)
     """The adapter's output is scaled by lora_alpha / lora_rank; twice the rank when not given."""
     device: str | None = None
-    """Device to train on, such as cpu or cuda:0; the first GPU, else the CPU, when not given. Weights are in float32 on
+    """Device to train on, such as cpu or cuda:0. Default: the first GPU, or the CPU. Weights are in float32 on
     a CPU and in bfloat16 on a GPU; gradients are accumulated, and AdamW steps, in float32 either way."""
 
     @model_validator(mode="after")

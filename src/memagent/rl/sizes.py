@@ -39,7 +39,7 @@ KEPT_BYTES = 2
 GATHERED_LAYERS = 2
 """Layers that FSDP holds in full at a time."""
 OVERHEAD = 2 * GIB
-"""Of the driver, kernels and libraries."""
+"""What the driver, kernels and libraries take."""
 ADAPTER_RANK = 16
 """Rank of an adapter whose folder is not read."""
 CACHE_SHARE = 0.3
@@ -49,7 +49,7 @@ REPLICA_CACHE_SHARE = 0.5
 
 
 def cache_bytes(free: float, *, has_trainer: bool = True) -> float:
-    """Of the KV cache of an engine, where this much of its GPU is free."""
+    """The size of an engine's KV cache, where this much of its GPU is free."""
     return free * (CACHE_SHARE if has_trainer else REPLICA_CACHE_SHARE)
 
 
@@ -92,12 +92,12 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weights in bfloat16."""
+        """Bytes of the weights in bfloat16."""
         return BF16 * self.num_parameters
 
     @property
     def kv_bytes(self) -> int:
-        """Of the keys and values of one token."""
+        """Bytes of the keys and values of one token."""
         return 2 * BF16 * self.num_layers * self.kv_size
 
     def lora_parameters(self, rank: int) -> int:

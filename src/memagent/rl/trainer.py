@@ -151,7 +151,7 @@ FINAL = "final"
 OWN = (METRICS, ROLLOUTS, SAMPLES, VALIDATION, REFERENCE, SCRATCH, SYNC, TENSORBOARD, FINAL)
 """What a training run has beside its checkpoints."""
 MAX_RESTARTS = 3
-"""Of the ranks, without a finished step between two of them."""
+"""How often the ranks are restarted without a finished step between two of them."""
 NOTED_WITHOUT_SIGNAL = (1, 10, 100)
 """Consecutive steps without signal after which a note is due."""
 
@@ -314,7 +314,7 @@ class Trainer:
         self._callbacks = callbacks
         self._limit = limit
         self._num_restarts, self._lost_at = 0, -1
-        """Of the ranks, at which `progress.total`."""
+        """Restarts of the ranks, and `progress.total` at the last one."""
         self._begin()
 
     def _begin(self) -> None:

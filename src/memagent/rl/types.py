@@ -94,7 +94,7 @@ class Rollout:
     samples: tuple[Sample, ...]
     """All conversations of the attempt, in the order in which they started."""
     reward: float
-    """Of a failed rollout the reward for failures, if it gets one, else 0.0."""
+    """The reward; for a failed rollout that of failures, if there is one, else 0.0."""
     status: AttemptStatus = "ok"
     failed_by: FailedBy | None = None
     """Who caused the failure."""

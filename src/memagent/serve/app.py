@@ -159,7 +159,7 @@ class Service:
 
 
 PROBED_CHARS_PER_TOKEN = 16
-"""Of a text with more characters for each token of the window, the start is tokenised first."""
+"""If a text has more characters for each token of the window, its start is tokenised first."""
 MARGIN = 2
 """How far above the window a text is refused unseen; normalisation may shorten it."""
 

@@ -275,7 +275,7 @@ class Guard:
         self._metrics = metrics
         self._on_request = on_request
         self._key_gates: dict[tuple[str, int], AdmissionGate] = {}
-        """Of holders with a limit of their own, by id and limit, which may change."""
+        """The gates of holders with a limit of their own, by id and limit, which may change."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -29,7 +29,7 @@ class ResponseAnswer:
 
     def __init__(self, model: str, request: ResponsesRequest) -> None:
         self._number = 0
-        """Of the next event."""
+        """The number of the next event."""
         self._head: Json = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -168,7 +168,7 @@ class ResponseAnswer:
 
 
 def _place(answer: AnswerSoFar) -> int:
-    """Of the message among the items of the output."""
+    """The place of the message among the items of the output."""
     return 1 if answer.progress else 0
 
 

@@ -185,7 +185,7 @@ class Cited(NamedTuple):
 
     numbers: tuple[int, ...]
     is_inferred: bool
-    """True when the answer named none, and those are cited that hold its words."""
+    """True when the answer named none, and the quotes that contain its words are cited."""
 
 
 def show_ledger(

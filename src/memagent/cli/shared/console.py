@@ -132,7 +132,7 @@ def print_rendered(text: str) -> None:
 _setting = re.compile(r"`([a-z_][a-z0-9_]*(?:\.[a-z0-9_-]+)*)(?:=([^`]*))?`")
 
 TABLE_METAVAR = "[NAME=]PATH"
-"""Of options that set entries of a table."""
+"""The placeholder of options that set entries of a table."""
 
 
 def with_options(message: str, command: click.Command | None = None) -> str:

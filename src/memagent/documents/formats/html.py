@@ -158,7 +158,7 @@ class _Layout:
         self._flows = [_Flow()]
         self._rows: list[_Row] = []
         self._items: list[int] = []
-        """Of each open list, the items so far."""
+        """The items of each open list so far."""
         self._num_pre = 0
         self._num_deep_cells = 0
 

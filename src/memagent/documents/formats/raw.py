@@ -211,7 +211,7 @@ class Cost(IntEnum):
     XML_PIECE = 600
     """A tag or an attribute."""
     PDF_BYTE = 50
-    """Of the content of a page."""
+    """A byte of the content of a page."""
 
 
 def max_unpacked(raw: RawFile) -> int:

@@ -26,7 +26,7 @@ from memagent.gguf_format import ALIGNMENT, BLOCKS, MAGIC, STRING, VERSIONS
 
 WEIGHTS, INDEX = "adapter_model.safetensors", "adapter_model.safetensors.index.json"
 PREFIX = "base_model.model."
-"""Of the names of weights."""
+"""What the names of weights begin with."""
 SIDES = {"lora_A": 1, "lora_B": 0}
 """The two matrices of a weight, and which of their sizes is the weight's."""
 KINDS = {"F32": 0, "F16": 1, "BF16": 30}

@@ -155,7 +155,7 @@ class LlamaEngine(EndpointEngine):
         self.public_name = store.public_name(model)
         self.vocabulary = ModelTokenizer(header.folder, self.public_name)
         self._num_tokens: dict[object, int] = {}
-        """Of the calls in flight, prompt and reply."""
+        """Tokens of the calls in flight, prompt and reply."""
         self._balancer = Balancer(num_slots, slack=SLACK)
         self._salts: set[str | None] = set()
         """Whose prompts the server has: what it has computed is used while they are of one owner."""

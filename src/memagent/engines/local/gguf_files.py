@@ -34,10 +34,10 @@ from memagent.gguf_format import HEADER_BYTES, GgufContents, GgufDamage, GgufTen
 FORMAT = 3
 """Version of the cached header; incremented when its contents change."""
 MAX_CACHE_BYTES = 500_000_000
-"""Of all cached headers; those that were not used for longest are dropped. One takes 3 to 12 MB."""
+"""The size of all cached headers; those that were not used for longest are dropped. One takes 3 to 12 MB."""
 CONVERSION_SECONDS = 60.0
 MAX_COUNT = 1 << 31
-"""Of layers, heads, tokens and sizes."""
+"""The highest number of layers, heads, tokens, and of each size."""
 NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_TOKEN = 1, 2, 3, 4
 """GGUF's types of tokens: parts of words, what stands for others, <|im_start|> and its like, words that were added."""
 
@@ -89,7 +89,7 @@ class GgufHeader:
     window: int
     """Context length in tokens."""
     cache_bytes: int
-    """Of keys and values of one token in 16 bits, at most."""
+    """Bytes that keys and values of one token take in 16 bits, at most."""
     refusal: str | None
     """Why torch does not run the model; None where it does."""
 
@@ -345,7 +345,7 @@ def _kv_heads(fields: _Fields) -> list[int]:
 
 
 def _cache_bytes(fields: _Fields) -> int:
-    """Of the keys and values of a token in 16 bits; layers that keep less are counted in full."""
+    """Bytes of the keys and values of a token in 16 bits; layers that keep less are counted in full."""
     architecture = fields.text("general.architecture")
     num_layers, heads = fields.integer(f"{architecture}.block_count"), _kv_heads(fields)
     num_heads = max(fields.counts(f"{architecture}.attention.head_count"))
@@ -424,7 +424,7 @@ def _tokenizer(path: Path, fields: _Fields, tokens: list[str]) -> Tokenizer:
 
 
 def _sentence_pieces(fields: _Fields, vocabulary: Mapping[str, int]) -> Tokenizer:
-    """Of Gemma and Llama 2: a pair is merged if the whole is in the vocabulary, that with the best score first."""
+    """The tokenizer of Gemma and Llama 2: a pair is merged if the whole is in the vocabulary, that with the best score first."""
     scores = fields.list_of("tokenizer.ggml.scores", int, float)
     kinds = fields.list_of("tokenizer.ggml.token_type", int)
     pairs = [

@@ -312,7 +312,7 @@ def _ids(parts: Sequence[Completion]) -> tuple[int, ...]:
 
 
 def _usage(parts: Sequence[Completion]) -> Usage | None:
-    """Of one call: tokens that were computed again on new weights do not count."""
+    """The usage of one call: tokens that were computed again on new weights do not count."""
     usages = [part.usage for part in parts if part.usage is not None]
     if len(usages) < len(parts):
         return None

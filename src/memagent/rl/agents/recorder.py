@@ -111,7 +111,7 @@ class _Row:
         self._is_sampled: list[bool] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
-        """Of all tokens; 0 for those that were not sampled."""
+        """The versions of all tokens; 0 for those that were not sampled."""
         self._oldest = call.policy_version
         self._is_mixed = False
         self.extend(call)

@@ -385,7 +385,7 @@ class ReplicaEngine(ReplicatedEngine):
         self._exchange = asyncio.Lock()
         """Held while weights are given to replicas, or put into the object store for one."""
         self._awake = asyncio.Event()
-        """Not set while the replicas sleep: none is started then, because ranks use the GPUs."""
+        """Cleared while replicas sleep: the ranks use the GPUs, so no replica may start."""
         self._awake.set()
 
     @property

@@ -41,7 +41,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ALIVE_SECONDS = 1.0
 """How often a server that loads weights is looked at."""
 TRANSFER_ARGUMENTS = "--weight-transfer-config.backend ipc"
-"""Of a server that opens memory of the actor."""
+"""The options of a server that opens memory of the actor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole tensor."""
+        """The size of the whole tensor."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return math.prod(self.shape) * dtype.itemsize
 
@@ -76,7 +76,7 @@ class Bucket(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of all its tensors."""
+        """The size of all its tensors."""
         return sum(spec.num_bytes for spec in self.specs)
 
 

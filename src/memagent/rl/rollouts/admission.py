@@ -42,7 +42,7 @@ class Admission:
         self._num_unwanted = 0
         """Since the last step."""
         self.version = 0
-        """Of the weights: finished steps."""
+        """The version of the weights: finished steps."""
         self._next = 0
         """The version at which groups are taken next: the one after `version` while its update runs."""
 

@@ -90,7 +90,7 @@ class OpenSource:
     content: str
     """Identifies the questions: two sources of the same content and seed ask the same ones."""
     seed: int | None = None
-    """Of generated examples; None for a file."""
+    """The seed of generated examples; None for a file."""
 
 
 def open_sources(

@@ -316,7 +316,7 @@ class _Packs(NamedTuple):
 
     trained: list[Pack]
     idle: list[Pack]
-    """Of some of the rows without a gradient."""
+    """Packs of some of the rows without a gradient."""
     idle_factor: float
     """How many tokens of such rows there are for each one in `idle`."""
 
@@ -326,7 +326,7 @@ class _Packs(NamedTuple):
 
     @classmethod
     def of(cls, step: StepRows, settings: UpdateSettings) -> _Packs:
-        """Of the idle rows some, at most `IDLE_SHARE` of the tokens trained on, but at least one pack."""
+        """Packs of a step; of the idle rows some, at most `IDLE_SHARE` of the tokens trained on, but at least one pack."""
         most = max(int(IDLE_SHARE * num_row_tokens(step.rows)), settings.max_tokens)
         some = sample_turns(step.idle, most)
         num_all, num_some = (

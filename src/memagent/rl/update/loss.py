@@ -32,7 +32,7 @@ class LossInputs(NamedTuple):
     """What the loss depends on: one entry per target."""
 
     logprobs: torch.Tensor
-    """Of the policy, with gradient."""
+    """Log-probabilities of the policy, with gradient."""
     behaviour: torch.Tensor
     """Reported by the engine that sampled the tokens."""
     advantages: torch.Tensor

@@ -142,7 +142,7 @@ class Scores(NamedTuple):
 
     logprobs: torch.Tensor
     entropies: torch.Tensor | None
-    """Of the distribution that each target was sampled from; without gradient."""
+    """The entropy of the distribution that each target was sampled from; without gradient."""
 
 
 class Policy(nn.Module):

@@ -31,7 +31,7 @@ class Conversation:
     """
 
     id: str
-    """Of the example; an example may have several conversations, such as one per section."""
+    """The id of the example; an example may have several conversations, such as one per section."""
     messages: tuple[Message, ...]
     task: str | None = None
     """Task of the example."""

@@ -20,7 +20,7 @@ from memagent.serve.reading.state import GatewayState, StoredFile, in_thread
 from memagent.serve.wire import ApiError
 
 BYTES_PER_CHAR = 4
-"""Of a file, unpacked, at most: as many as UTF-8 takes."""
+"""The most bytes of an unpacked file for each character: as many as UTF-8 takes."""
 MAX_LISTED = 1000
 MAX_PURPOSE = 40
 

@@ -288,7 +288,7 @@ class MessagePart:
     text: str
     file: Document | None = None
     file_id: str | None = None
-    """Of a file that is stored here."""
+    """The id of a file that is stored here."""
 
     @property
     def shown(self) -> str:

@@ -213,7 +213,7 @@ class _Words:
         return self._others[:count]
 
     def num_uses(self, count: int) -> int:
-        """Of how many of so many others the word used most is part; words of the answer do not count."""
+        """How many of so many others contain the word used most; words of the answer do not count."""
         uses = Counter(part for word in self._others[:count] for part in word.split("-"))
         return max((num for word, num in uses.items() if word not in self.common), default=0)
 

@@ -84,7 +84,7 @@ class GpuModel:
         """Padding rows write their keys and values here; no request owns it."""
         self._replies = _Buffers(self._heads, max_running, self.device)
         self._layout: ReplyLayout | None = None
-        """Of the previous round."""
+        """The layout of the previous round."""
         self._graphs: dict[int, _Graph] = {}
         self._graph_pool: Any = None
         self._warm_up_stream: torch.cuda.Stream | None = None
