@@ -111,7 +111,7 @@ def results_text(rows: Sequence[ResultRow]) -> str:
     """The results as a table: a line per task, length and method, a column for each further grader."""
     table = results_table(rows)
     right = [number for number, column in enumerate(table.shown) if column.is_number]
-    return "\n".join(aligned([table.heads, *table.lines(none="")], right=right))
+    return "\n".join(aligned([table.heads, *table.lines()], right=right))
 
 
 def results_table(rows: Sequence[ResultRow]) -> Table:

@@ -80,10 +80,10 @@ class Table:
         """Headings for people."""
         return [column.title or "" for column in self.shown]
 
-    def lines(self, *, none: str = NONE) -> list[list[str]]:
-        """The rows as people see them; `none` where there is no value."""
+    def lines(self) -> list[list[str]]:
+        """The rows as people see them."""
         values = ([(column, column.of(row)) for column in self.shown] for row in self.rows)
-        return [[none if v is None else column.show(v) for column, v in line] for line in values]
+        return [[NONE if v is None else column.show(v) for column, v in line] for line in values]
 
     def records(self) -> list[dict[str, Any]]:
         """The rows as programs see them."""
