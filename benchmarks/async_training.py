@@ -34,8 +34,8 @@ from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import TrainConfig, parse_config
 from memagent.rl.setup import Setup
 from memagent.rl.types import AgentTask, Outcome
-from memagent.rl.update.learner import packed
 from memagent.rl.update.metrics import staleness_metrics
+from memagent.rl.update.packing import pack
 from memagent.rl.update.rows import rows_of
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -201,7 +201,7 @@ async def run(steps: int, scale: float, max_staleness: int | None, update: float
             found = await gatherer.gather(number, tasks)
             step = rows_of(found.groups, config.objective, policy_version=number - 1)
             assert not step.num_stale
-            work = asyncio.to_thread(packed, step.rows, config.update)
+            work = asyncio.to_thread(pack, step.rows, max_tokens=config.update.max_tokens)
             await asyncio.gather(work, asyncio.sleep(update * scale))
             ages.append(staleness_metrics(found.groups, policy_version=number - 1))
             await setup.sync.push(number)
