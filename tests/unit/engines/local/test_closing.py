@@ -144,7 +144,7 @@ async def test_the_weights_of_a_merged_copy_are_freed_with_it_and_its_engine(
     merged = MergedCopy(loaded)
     engine = LocalEngine(merged.loaded, LocalConfig(cache_gb=0.01))
     await engine.generate([5, 6, 7], SHORT)
-    weights = weakref.ref(merged._pairs[0].merged)
+    weights = weakref.ref(merged._pairs[0][1])
     cache = cache_of(engine)
     await engine.aclose()
     assert cache() is None
