@@ -48,6 +48,8 @@ SLACK = 16
 """Calls that may wait for one slot more than for another: a prompt takes longer than many replies."""
 PREFIX_WIDTH = 8
 """Characters of a token where beginnings of prompts are compared: in blocks of 256 tokens."""
+SPINS = "1000"
+"""How often a thread looks for the others before it sleeps. OpenMP's own number stops a reading where another program takes a core."""
 LOAD_SECONDS = 600.0
 MAX_ATTEMPTS = 3
 DEATH_SECONDS = 1.0
@@ -310,7 +312,7 @@ class LlamaEngine(EndpointEngine):
             api_key=self._key,
             log=Path(tempfile.gettempdir()) / f"memagent-llama-{secrets.token_hex(8)}.log",
             keeps_log=False,
-            environment={**os.environ, KEY_VARIABLE: self._key},
+            environment={"GOMP_SPINCOUNT": SPINS, **os.environ, KEY_VARIABLE: self._key},
         )
         return start_servers([launch], seconds=LOAD_SECONDS)[0]
 
