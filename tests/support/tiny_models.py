@@ -59,12 +59,12 @@ def make_tiny_adapter(model_folder: Path, folder: Path, *, seed: int = 0, rank: 
     config = LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
     )
-    adapted = get_peft_model(model, config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        adapted = get_peft_model(model, config)
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:  # zero as peft makes it, so that a new adapter changes nothing
-                parameter.normal_(std=0.3, generator=generator)
+                parameter.normal_(std=0.3)
     adapted.save_pretrained(folder)
     return folder
 
